@@ -75,7 +75,7 @@ try: $(READY)
 demo: $(READY)
 	@echo "Training takes $(MINUTES) minute$(if $(filter-out 1,$(MINUTES)),s), evaluation and pictures about a minute more."
 	$(BIN)/manyheads train --preset demo --run-dir runs/demo --resume none --minutes $(MINUTES)
-	$(BIN)/python -m manyheads.cli.demo runs/demo
+	$(BIN)/python -m manyheads.extras.demo runs/demo
 
 # Bytecode is kept, also where the environment says otherwise: the tests start the program hundreds of times.
 test first-minute: export PYTHONDONTWRITEBYTECODE =

@@ -26,7 +26,7 @@ from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.translation.prepared import PreparedData, open_data
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.language_model import bits_per
+from manyheads.evaluation.likelihood import bits_per
 from manyheads.tasks.presets import demo, xl_demo
 
 HELD_OUT = ("valid", "test")

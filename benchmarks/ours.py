@@ -32,10 +32,10 @@ from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pa
 from manyheads.decoding.search import search_steps  # noqa: E402
 from manyheads.decoding.search_problem import run_to_end  # noqa: E402
 from manyheads.decoding.settings import DecodingSettings  # noqa: E402
-from manyheads.decoding.shortlist import Shortlist  # noqa: E402
 from manyheads.extras.peers import PEERS  # noqa: E402
 from manyheads.extras.peers.marian import Marian  # noqa: E402
 from manyheads.extras.peers.marian_generation import settings_from_peer  # noqa: E402
+from manyheads.extras.shortlists.shortlist import Shortlist  # noqa: E402
 from manyheads.models.composites import LanguageModel  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.models.reformer.config import ReformerConfig  # noqa: E402

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from manyheads.cli.process import set_up_machine
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
-from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.likelihood import bits_per, evaluate_text
 from manyheads.models.protocols import Output
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.tasks.language_modelling.objective import LanguageObjective

@@ -26,8 +26,7 @@ from manyheads.data.language.prepared import TextData  # noqa: E402
 from manyheads.data.sampler import next_position  # noqa: E402
 from manyheads.data.translation.prepared import PreparedData  # noqa: E402
 from manyheads.decoding.translator import Translator  # noqa: E402
-from manyheads.evaluation.language_model import evaluate_text  # noqa: E402
-from manyheads.evaluation.likelihood import evaluation_mode  # noqa: E402
+from manyheads.evaluation.likelihood import evaluate_text, evaluation_mode  # noqa: E402
 from manyheads.models.decoder.config import DecoderConfig  # noqa: E402
 from manyheads.training.optim.schedule import learning_rate  # noqa: E402
 from manyheads.training.run.components import assemble  # noqa: E402

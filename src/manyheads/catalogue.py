@@ -169,7 +169,9 @@ class Command:
 _CORE = "manyheads.cli.commands"
 
 COMMANDS: dict[str, Command] = {
-    "sample-data": Command("write the text files that the examples in README use", f"{_CORE}.sample_data"),
+    "sample-data": Command(
+        "write the text files that the examples in README use", "manyheads.extras.sample_model.sample_data"
+    ),
     "sample-model": Command(
         "write the English-German translator of this package", "manyheads.extras.sample_model.command"
     ),
@@ -540,17 +542,17 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "lm-demo": f"{_RUNS}:lm_demo",
         "reformer-debug": f"{_RUNS}:reformer_debug",
         "reformer-demo": f"{_RUNS}:reformer_demo",
-        "duplication": f"{_RUNS}:duplication",
+        "duplication": f"{_RESEARCH}.presets:duplication",
         "classifier-debug": f"{_CLASSIFICATION}.settings:classifier_debug",
         "classifier-demo": f"{_CLASSIFICATION}.settings:classifier_demo",
         "reformer-classifier-demo": f"{_CLASSIFICATION}.settings:reformer_classifier_demo",
         "chart-debug": f"{_PARSING}.span_task.settings:chart_debug",
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
-        "vanilla-lm": "manyheads.tasks.presets:vanilla_lm",
-        "vanilla-lm-64": "manyheads.tasks.presets:vanilla_lm_64",
-        "million": "manyheads.tasks.presets:million",
-        "enwik8": "manyheads.tasks.presets:enwik8",
-        "imagenet64": "manyheads.tasks.presets:imagenet64",
+        "vanilla-lm": f"{_RESEARCH}.presets:vanilla_lm",
+        "vanilla-lm-64": f"{_RESEARCH}.presets:vanilla_lm_64",
+        "million": f"{_RUNS}:million",
+        "enwik8": f"{_RUNS}:enwik8",
+        "imagenet64": f"{_RUNS}:imagenet64",
     },
 )
 """Complete runs by name: a function -> the settings of the run."""
@@ -627,6 +629,8 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
+    "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
+    "cleaning in lines": "manyheads.extras.cleaning.cleaner:describe_cleaning",
     "constrained": "manyheads.extras.constrained.grammar:grammar_of",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
@@ -634,8 +638,11 @@ HOOKS: dict[str, str] = {
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
+    "plan of a run": "manyheads.extras.planning.plan:plan_layer",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
+    "shortlist": "manyheads.extras.shortlists.shortlist:Shortlist",
+    "tmx": "manyheads.extras.tmx.reader:tmx_pairs",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
 }

@@ -6,8 +6,7 @@ The command line prints such an error as one paragraph and exits with `exit_code
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 
 class ManyHeadsError(Exception):
@@ -114,26 +113,6 @@ def refuse_nan(is_nan: bool, model: str = "The model") -> None:
             f"{model} gave NaN log-probabilities for this text; its weights are damaged or overflow in this precision."
             " Check the model, or use precision fp32."
         )
-
-
-@contextmanager
-def needing_extra(why: str, extra: str) -> Iterator[None]:
-    """Import an optional package within the block.
-
-    Args:
-        why: the first half of the message, such as "Markdown needs the package markdown-it-py".
-        extra: of pyproject.toml; the message gives the command for the way this copy was installed.
-
-    Raises: MissingExtraError: it is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        from manyheads.installation import install_command
-
-        missing = MissingExtraError(f"{why}: {install_command(extra)}.")
-        missing.why = why
-        raise missing from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -8,11 +8,16 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from importlib import metadata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+
+from manyheads.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 NAME = "manyheads"
 
@@ -44,6 +49,8 @@ def install_command(extra: str = "") -> str:
         return _from_clone(suffix)
     url = urlsplit(origin["url"])
     if url.scheme == "file":
+        from urllib.request import url2pathname
+
         place = Path(url2pathname(url.path))
         options = ["-e"] if origin.get("dir_info", {}).get("editable") else []
         if place.exists():
@@ -58,6 +65,24 @@ def install_command(extra: str = "") -> str:
     return f"pip install {shlex.quote(f'{NAME}{suffix} @ {link}')}"
 
 
+@contextmanager
+def needing_extra(why: str, extra: str) -> Iterator[None]:
+    """Import an optional package within the block.
+
+    Args:
+        why: the first half of the message, such as "Markdown needs the package markdown-it-py".
+        extra: of pyproject.toml; the message gives the command for the way this copy was installed.
+
+    Raises: MissingExtraError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        missing = MissingExtraError(f"{why}: {install_command(extra)}.")
+        missing.why = why
+        raise missing from error
+
+
 def _from_clone(suffix: str) -> str:
     """Return the command for a copy without metadata: its folder, where this is a whole clone or source archive."""
     root = Path(__file__).resolve().parents[2]
@@ -68,6 +93,9 @@ def _from_clone(suffix: str) -> str:
 
 def _distribution() -> metadata.Distribution | None:
     """Return the metadata of this copy; None if there is none, or if what is installed is another copy."""
+    from importlib import metadata  # these take two hundredths of a second, which --help has not
+    from urllib.request import url2pathname
+
     try:
         distribution = metadata.distribution(NAME)
     except metadata.PackageNotFoundError:

@@ -184,7 +184,7 @@ def _readers_of_folders(base: Base, folder: Path) -> Iterator[Reader]:
 def _readers_of_bodies(samples: dict[str, bytes]) -> Iterator[Reader]:
     from pydantic import ValidationError
 
-    from manyheads.extras.serving.api.native.bodies import GenerateBody, ScoreBody, TranslateBody
+    from manyheads.extras.serving.api.native.translation import GenerateBody, ScoreBody, TranslateBody
     from manyheads.extras.serving.api.openai import CompletionBody
 
     bodies: dict[str, Any] = {"translate": TranslateBody, "generate": GenerateBody, "score": ScoreBody}

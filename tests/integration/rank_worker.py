@@ -38,8 +38,8 @@ from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.components import RunComponents, assemble
+from manyheads.training.run.device import resolve_precision
 from manyheads.training.run.loop import train
-from manyheads.training.run.precision import resolve_precision
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import gather
 

@@ -16,8 +16,8 @@ from doc_pages import site_script
 
 import manyheads
 from manyheads import installation
-from manyheads.errors import MissingExtraError, needing_extra
-from manyheads.installation import address, install_command
+from manyheads.errors import MissingExtraError
+from manyheads.installation import address, install_command, needing_extra
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESSES = tomllib.loads((ROOT / "release" / "addresses.toml").read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             return found
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(installation.metadata, "distribution", distribution)
+    monkeypatch.setattr(metadata, "distribution", distribution)
     return place
 
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
+from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import cut, cut_batches, encode_texts, fit, map_batches, padded, source_limit, with_end
-from manyheads.decoding.translation_model import TranslationModel
-from manyheads.text.sides import Side
+from manyheads.models.protocols import Searchable
+from manyheads.text.sides import Side, TranslationTokenizer, can_force
 
 MOST_BEAMS = 24
 Phrase = tuple[int, ...]
@@ -38,13 +39,9 @@ class Forced:
     missing: tuple[str, ...] = ()
 
 
-def can_force(side: Side, phrase: str) -> bool:
-    """Return whether the tokens of a phrase give the phrase again, except for upper and lower case."""
-    return bool(phrase.strip()) and side.decode(side.encode(phrase)).casefold() == phrase.strip().casefold()
-
-
 def translate_forced(
-    translator: TranslationModel,
+    runner: ModelRunner[Searchable],
+    tokenizer: TranslationTokenizer,
     texts: Sequence[str],
     phrases: Sequence[Sequence[str]],
     settings: DecodingSettings,
@@ -62,9 +59,9 @@ def translate_forced(
     Raises: as `Translator.translate`.
     """
     settings = replace(settings, do_sample=False, num_return_sequences=1)
-    reader, writer = translator.tokenizer.source, translator.tokenizer.target
+    reader, writer = tokenizer.source, tokenizer.target
     sources = [with_end(ids, reader) for ids in encode_texts(texts, reader)]
-    limit, reason = source_limit(settings, translator.model.max_len)
+    limit, reason = source_limit(settings, runner.model.max_len)
     if settings.too_long == "truncate":  # the search before this one has said so
         sources = cut(sources, limit)
     sources = fit(sources, range(1, len(texts) + 1), limit, reason, too_long=settings.too_long)
@@ -74,7 +71,7 @@ def translate_forced(
     settings = replace(settings, num_beams=max(settings.num_beams, min(most + 3, MOST_BEAMS)))
 
     def search(batch: list[int]) -> list[Forced]:
-        problem = _problem(translator, [sources[number] for number in batch], settings, batch, stop)
+        problem = _problem(runner, writer, [sources[number] for number in batch], settings, batch, stop)
         results = forced_search(problem, [ids[number] for number in batch])
         return [
             _forced(
@@ -84,7 +81,7 @@ def translate_forced(
         ]
 
     batches = cut_batches([len(source) for source in sources], settings.max_tokens, settings.num_beams)
-    with translator.runner.inference():
+    with runner.inference():
         return map_batches(search, batches, None)
 
 
@@ -97,19 +94,19 @@ def _forced(text: str, hypothesis: Hypothesis, phrases: Sequence[str], met: Sequ
 
 
 def _problem(
-    translator: TranslationModel,
+    runner: ModelRunner[Searchable],
+    writer: Side,
     sources: Sequence[Sequence[int]],
     settings: DecodingSettings,
     indices: Sequence[int],
     stop: Callable[[], bool] | None,
 ) -> SearchProblem:
-    writer = translator.tokenizer.target
-    source, lengths = padded(sources, writer.pad_id, translator.device)
+    source, lengths = padded(sources, writer.pad_id, runner.device)
     return SearchProblem(
-        model=translator.model,
+        model=runner.model,
         source=source,
         source_lengths=lengths,
-        limits=length_limits(lengths, settings, translator.model.max_len),
+        limits=length_limits(lengths, settings, runner.model.max_len),
         indices=indices,
         settings=settings,
         pad_id=writer.pad_id,

@@ -16,11 +16,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from manyheads.decoding.forced import can_force
 from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.translation_model import TranslationModel
-from manyheads.text.sides import TAG, Side, tag_of
+from manyheads.text.sides import TAG, Side, TranslationTokenizer, can_force
 from manyheads.text.words import AFTER, BEFORE, LETTER, has_words, hide, is_loose, kept_index, stands, unhide
 
 _NAMES = ("Tom", "Maria", "Anna", "Peter", "David", "Martin", "Daniel", "Robert", "Linda", "Paul", "Laura", "Alex")
@@ -53,32 +51,26 @@ class Shown:
     lost: str = ""
 
 
-def stand_ins_of(model: TranslationModel) -> Sequence[str]:
+def find_stand_ins(
+    tokenizer: TranslationTokenizer, search: Callable[[list[str]], list[list[Hypothesis]]]
+) -> Sequence[str]:
     """Return the words that a model can have as stand-ins, the best first: names that it copies, then letters.
 
-    The first call for a target language searches a translation of each name.
+    Args: search: texts -> a hypothesis of each.
     """
-    found = model.stand_ins.get(model.target_lang)
-    if found is None:
-        reader, writer = model.tokenizer.source, model.tokenizer.target
+    reader, writer = tokenizer.source, tokenizer.target
 
-        def is_known(word: str) -> bool:
-            return reader.decode(reader.encode(word)) == word and can_force(writer, word)
+    def is_known(word: str) -> bool:
+        return reader.decode(reader.encode(word)) == word and can_force(writer, word)
 
-        names = [word for word in (*_NAMES, *map(str.lower, _NAMES)) if is_known(word)]
-        letters = [letter for letter in (*_NAME_LETTERS, *_NAME_LETTERS.lower()) if is_known(letter)]
-        has_to_choose = model.tokenizer.target_languages and model.target_lang is None
-        tag = tag_of(model.tokenizer.target_languages[0]) + " " if has_to_choose else ""
-        settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=model.settings.rules)
-        tried = model.by_torch().search.hypotheses([f"{tag}{name}." for name in names], settings, None)
-        copied = {
-            name: hypothesis.sum_log_prob / len(hypothesis.token_log_probs)
-            for name, [hypothesis] in zip(names, tried, strict=True)
-            if re.findall(r"\w+", writer.decode(hypothesis.ids)) == [name]
-        }
-        found = (*sorted(copied, key=lambda name: -copied[name]), *letters)[:MOST_STAND_INS]
-        model.stand_ins[model.target_lang] = found
-    return found
+    names = [word for word in (*_NAMES, *map(str.lower, _NAMES)) if is_known(word)]
+    letters = [letter for letter in (*_NAME_LETTERS, *_NAME_LETTERS.lower()) if is_known(letter)]
+    copied = {
+        name: hypothesis.sum_log_prob / len(hypothesis.token_log_probs)
+        for name, [hypothesis] in zip(names, search([f"{name}." for name in names]), strict=True)
+        if re.findall(r"\w+", writer.decode(hypothesis.ids)) == [name]
+    }
+    return (*sorted(copied, key=lambda name: -copied[name]), *letters)[:MOST_STAND_INS]
 
 
 def show(text: str, names: Sequence[str], *, whole: bool = False, is_aligned: bool = False) -> Shown:
@@ -186,18 +178,27 @@ class KeptTexts:
     """The rows of texts, and the translations of texts from those of the rows.
 
     Args:
-        model: a translator.
+        tokenizer: of a translator.
         texts: to be translated.
         settings: of the search. Where `keep_words` is false, and for parsers and tokenizers of words, a text is a row.
+        stand_ins: returns what `find_stand_ins` found.
+        has_tags: texts begin with the tag of their target language.
 
     Attributes: rows: what is to be searched. owners: the number of the text of each row.
     """
 
-    def __init__(self, model: TranslationModel, texts: Sequence[str], settings: DecodingSettings) -> None:
-        tokenizer = model.tokenizer
-        self._model, self._decode = model, tokenizer.target.decode
+    def __init__(
+        self,
+        tokenizer: TranslationTokenizer,
+        texts: Sequence[str],
+        settings: DecodingSettings,
+        stand_ins: Callable[[], Sequence[str]],
+        *,
+        has_tags: bool = False,
+    ) -> None:
+        self._tokenizer, self._decode, self._stand_ins = tokenizer, tokenizer.target.decode, stand_ins
         self._is_whole = bool(settings.forced_prefix_ids)  # with which the one output of a text begins
-        self._has_tags = bool(tokenizer.target_languages) and model.target_lang is None
+        self._has_tags = has_tags
         is_on = (
             settings.keep_words and not settings.is_constrained and tokenizer.kind != "word" and tokenizer.splits_lines
         )
@@ -216,8 +217,8 @@ class KeptTexts:
     def _piece(self, text: str, words: list[str], owner: int, tag: str) -> _Piece:
         if not has_words(text) and not self._is_whole:
             return _Piece(text, words, {})
-        cases = [text, in_sentence_case(text, self._model.tokenizer.source)] if is_in_capitals(text) else [text]
-        names = stand_ins_of(self._model) if words else ()
+        cases = [text, in_sentence_case(text, self._tokenizer.source)] if is_in_capitals(text) else [text]
+        names = self._stand_ins() if words else ()
         shown = [show(one, names, whole=self._is_whole) for one in dict.fromkeys(cases)]
         return _Piece(text, words, {self._add_row(tag + one.text, owner): one for one in shown})
 
@@ -281,7 +282,7 @@ class KeptTexts:
         if len(candidates) == 1:
             return candidates[0]
         parts = [one.hypothesis for one in candidates if one.hypothesis.ids]
-        eos_id, is_ended = self._model.tokenizer.target.eos_id, bool(parts) and parts[-1].ended
+        eos_id, is_ended = self._tokenizer.target.eos_id, bool(parts) and parts[-1].ended
         ids = [index for part in parts for index in [*part.ids, *([eos_id] if part.ended else [])]]
         log_probs = [each for part in parts for each in part.token_log_probs]
         whole = Hypothesis(ids[:-1] if is_ended else ids, sum(part.score for part in parts), log_probs, is_ended)

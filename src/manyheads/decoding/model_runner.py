@@ -24,15 +24,14 @@ from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, ModelTask
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.models.composites import LanguageModel
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
-from manyheads.models.protocols import PreparesSteps, Searchable
+from manyheads.models.protocols import PreparesSteps
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, Packs, define_packed_linear
 from manyheads.nn.kernels.modes import compiling_a_step
 from manyheads.nn.kernels.precision import FixedPrecision, measure_precision
-from manyheads.text.of_folder import has_tokenizer
+from manyheads.text.pipeline import has_tokenizer
 
 Precision = Literal["auto", "fp32", "bf16", "tf32"]
 
@@ -172,7 +171,7 @@ class CompiledSteps:
     Raises: RequestError: the steps of the model cannot be compiled, or this machine has no C++ compiler.
     """
 
-    def __init__(self, model: Searchable | LanguageModel) -> None:
+    def __init__(self, model: object) -> None:
         if not (isinstance(model, PreparesSteps) and isinstance(model, nn.Module) and model.prepares_steps):
             name = getattr(getattr(model, "config", None), "architecture", type(model).__name__)
             raise RequestError(
@@ -326,7 +325,7 @@ class ModelRunner(Generic[M]):
         self.model = model
         if isinstance(model, nn.Module):
             model.to(self.device).eval()
-        self.steps: Any = CompiledSteps(model) if compile_steps else model  # type: ignore[arg-type]
+        self.steps: Any = CompiledSteps(model) if compile_steps else model
 
     def prepare_weights(self) -> None:
         """Cast the weights to the precision and pack them, of a model that was loaded only to run here.
@@ -354,7 +353,7 @@ class ModelRunner(Generic[M]):
                     pack(self.model)  # the copies of weights in a faster layout belong to a device
         self.device = chosen
         if self.is_compiled:
-            self.steps = CompiledSteps(self.model)  # type: ignore[arg-type]
+            self.steps = CompiledSteps(self.model)
 
     def inference(self) -> AbstractContextManager[None]:
         """Disable gradients and compute in the precision within the block."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from manyheads.decoding.search_problem import (
     run_to_end,
 )
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.shortlist import Candidates, Shortlist
 from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.errors import RequestError
 from manyheads.models.protocols import Searchable
@@ -288,6 +288,32 @@ def _hypothesis(
     ending = [] if eos is None else [eos]
     forced = [0.0] * len(problem.prefix)
     return Hypothesis([*problem.prefix, *ids], score, forced + log_probs + ending, eos is not None)
+
+
+class Candidates(Protocol):
+    """The vocabulary of one search: some of the ids, of which each has a number."""
+
+    def restrict(self, model: Searchable) -> Searchable:
+        """The model with the candidates as its target vocabulary. Raises: RequestError: it cannot be restricted."""
+
+    def place(self, token: int) -> int:
+        """The candidate's number of a real id that is among them."""
+
+    def settings(self, settings: DecodingSettings) -> DecodingSettings:
+        """The settings with the candidates' numbers in place of real ids."""
+
+    def real(self, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+        """The hypotheses with real ids."""
+
+
+class Shortlist(Protocol):
+    """Restricts a search to the words that can translate a batch. vocabulary: digest of the tokenizer of its ids."""
+
+    @property
+    def vocabulary(self) -> str: ...
+
+    def of_batch(self, source: Tensor, always: Sequence[int]) -> Candidates:
+        """The candidates of a batch. always: target ids that are among them, such as EOS."""
 
 
 def search_steps(

@@ -12,9 +12,12 @@ from typing import Any, Literal, Self, Unpack, cast
 
 import torch
 
+from manyheads.catalogue import HOOKS
+from manyheads.catalogue import load as load_entry
 from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
 from manyheads.decoding.hypothesis import Hypothesis, Stop
+from manyheads.decoding.kept_texts import KeptTexts, find_stand_ins
 from manyheads.decoding.model_runner import (
     ModelRunner,
     Precision,
@@ -25,9 +28,8 @@ from manyheads.decoding.model_runner import (
     model_folder,
 )
 from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
-from manyheads.decoding.search import search_all
+from manyheads.decoding.search import Shortlist, search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
-from manyheads.decoding.shortlist import Shortlist
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
@@ -35,7 +37,7 @@ from manyheads.models.ensemble import Ensemble, averaged_models
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
 from manyheads.text.of_folder import load_tokenizer
-from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target
+from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target, tag_of
 from manyheads.text.word_sides import sides_of_ids
 
 
@@ -201,9 +203,7 @@ class TextSearch:
 class TranslationModel(RunsModel[Searchable]):
     """The model of a `Translator`, which adds the methods that take texts.
 
-    Attributes:
-        search: the search for translations, with this package or another engine.
-        stand_ins: target language -> what `stand_ins.stand_ins_of` found.
+    Attributes: search: the search for translations, with this package or another engine.
     """
 
     task: Literal["translation"] = "translation"
@@ -226,7 +226,7 @@ class TranslationModel(RunsModel[Searchable]):
         self.search = TextSearch(self.runner, tokenizer, shortlist)
         self.languages: tuple[LanguagePair, ...] = ()
         self.target_lang: str | None = None
-        self.stand_ins: dict[str | None, Sequence[str]] = {}
+        self._stand_ins: dict[str | None, Sequence[str]] = {}  # of each target language
         self._whole: Self | None = None
 
     def __repr__(self) -> str:
@@ -292,7 +292,7 @@ class TranslationModel(RunsModel[Searchable]):
         words: Shortlist | None = None
         if shortlist is not None:
             sizes = models[0].config.source_vocab_size, models[0].config.target_vocab_size
-            words = Shortlist.load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
+            words = load_entry(HOOKS["shortlist"]).load(folder, shortlist, vocabulary=tokenizer.digest, sizes=sizes)
         settings = load_settings(folder)
         options: dict[str, Any] = {"compile_steps": compile_steps, "shortlist": words, "plain": plain}
         made = cls(model, tokenizer, settings, device, of_torch, **options)
@@ -404,19 +404,39 @@ class TranslationModel(RunsModel[Searchable]):
         for kind in (self.tokenizer.model_kind, reverse.tokenizer.model_kind):
             if kind != "translator":
                 raise ConfigError(f"reranking needs two translators, but one of the models is a {kind}.")
-        if self.tokenizer.target_languages and self.target_lang is None:
+        if self._has_to_choose:
             raise ConfigError(
                 "this model translates into several languages; choose one before reranking, by --target-lang (in"
                 " Python: translator.into(language))."
             )
         check_reverse(self.languages, reverse.languages)
-        if reverse.tokenizer.target_languages and reverse.target_lang is None:
+        if reverse._has_to_choose:
             sources = {source for source, _ in self.languages}
             reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
         made = copy(self)
         reranker = Reranker(reverse.runner, reverse.tokenizer, reverse.settings, weight)
         made.search = replace(self.search, reranker=reranker)
         return made
+
+    @property
+    def _has_to_choose(self) -> bool:
+        """Whether each text names its target language, as none of several is chosen."""
+        return bool(self.tokenizer.target_languages) and self.target_lang is None
+
+    def stand_ins(self) -> Sequence[str]:
+        """Return what `find_stand_ins` finds, once for a target language."""
+        if self.target_lang not in self._stand_ins:
+            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self._has_to_choose else ""
+            settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=self.settings.rules)
+            search = self.by_torch().search
+            self._stand_ins[self.target_lang] = find_stand_ins(
+                self.tokenizer, lambda texts: search.hypotheses([tag + text for text in texts], settings, None)
+            )
+        return self._stand_ins[self.target_lang]
+
+    def kept(self, texts: Sequence[str], settings: DecodingSettings) -> KeptTexts:
+        """Return the rows of texts for a search in which some words are kept."""
+        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self._has_to_choose)
 
     def by_torch(self) -> Self:
         """Return a translator that searches with this package's own search. It shares the model."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 from manyheads.catalogue import shown_as
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
-from manyheads.decoding.kept_texts import Candidate, KeptTexts
+from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.reranking import score_pairs
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import OnProgress, check_texts
@@ -269,7 +269,7 @@ class Translator(TranslationModel):
         numbers: Sequence[int] | None = None,
     ) -> list[list[Candidate]]:
         """Return the translations of each text. Args: see `TextSearch.hypotheses`."""
-        kept = KeptTexts(self, texts, settings)
+        kept = self.kept(texts, settings)
         found = self.search.hypotheses(
             kept.rows,
             settings,
@@ -280,7 +280,11 @@ class Translator(TranslationModel):
         )
         lacking = kept.lacking(found)
         rows = [kept.rows[row] for row in lacking]
-        forced = translate_forced(self, rows, list(lacking.values()), settings, stop=stop) if rows else []
+        forced = (
+            translate_forced(self.runner, self.tokenizer, rows, list(lacking.values()), settings, stop=stop)
+            if rows
+            else []
+        )
         return kept.candidates(found, {row: one.hypothesis for row, one in zip(lacking, forced, strict=True)})
 
     def _translation(self, candidate: Candidate) -> Translation:

@@ -11,10 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.catalogue import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, HOOKS, build_model, load
 from manyheads.checkpoint.format import SHARDS, list_checkpoints, read_shards, step_of
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
-from manyheads.decoding.shortlist import shortlist_files
 from manyheads.errors import CheckpointError, ConfigError, ModelFileError
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import (
@@ -206,7 +205,7 @@ def average_run(
             steps=", ".join(map(str, averaged)),
             example=usage_example(task, languages),
         ),
-        more=shortlist_files(source),
+        more=load(HOOKS["shortlist"]).files(source),
         task=task_of_folder(str(folder)),
         languages=languages,
         replace=replace,

@@ -106,8 +106,8 @@ def held_out_directions(data: str, split: str, num_pairs: int) -> list[tuple[Lan
     """
     if data == COPY_TASK or data.startswith("embedded:"):
         return []
-    from manyheads.data.translation.cleaning.cleaner import directions_of
     from manyheads.data.translation.prepared import PreparedData
+    from manyheads.data.translation.preparing import directions_of
 
     return directions_of(PreparedData.open(data, verify=False).manifest, split, num_pairs)
 

@@ -350,7 +350,7 @@ def _decay_for_muon(sources: Sequence[Source]) -> list[str]:
 def _planned(typed: Source, resume: str, plan: Callable[[Source], Source]) -> list[Source]:
     """The layer of a plan for prepared data, or the settings of the run that was planned for it before.
 
-    Raises: ConfigError, DataError: see `tasks.planned.plan_layer`.
+    Raises: ConfigError, DataError: see `extras.planning.plan.plan_layer`.
     """
     path = typed.section("data").get("path")
     if not isinstance(path, str) or not (Path(path) / "manifest.json").is_file():

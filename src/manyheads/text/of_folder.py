@@ -22,6 +22,7 @@ from manyheads.text.pipeline import (
     BYTE_PIECES,
     LANGUAGE_FORMAT,
     SPECIAL_PIECES,
+    has_tokenizer,
     in_parts,
     parse_json,
     read_tokenizer_file,
@@ -228,11 +229,6 @@ def tokenizer_of_folder(folder: Path) -> TranslationTokenizer | Vocabulary | Non
     if file.is_file() and is_vocabulary(read_object(file)):
         return load_vocabulary(folder)
     return load_tokenizer(folder)
-
-
-def has_tokenizer(folder: Path) -> bool:
-    """Return whether a model folder contains a tokenizer, complete or not."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", "source.spm"))
 
 
 def load_tokenizer(folder: Path) -> TranslationTokenizer:

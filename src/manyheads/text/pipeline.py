@@ -416,3 +416,8 @@ def _check_texts(pieces: list[str], where: str) -> None:
         raise DataError(
             f"{where}: a piece of the vocabulary contains half a surrogate pair, which is not valid Unicode."
         ) from None
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a model folder contains a tokenizer, complete or not."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "source.spm"))

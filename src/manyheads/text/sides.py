@@ -165,6 +165,11 @@ class Capabilities(Protocol):
         return self.source.vocab_size <= source_vocab_size and self.target.vocab_size <= target_vocab_size
 
 
+def can_force(side: Side, phrase: str) -> bool:
+    """Return whether the tokens of a phrase give the phrase again, except for upper and lower case."""
+    return bool(phrase.strip()) and side.decode(side.encode(phrase)).casefold() == phrase.strip().casefold()
+
+
 class TranslationTokenizer(Capabilities, Protocol):
     """Both sides, and the files in which they are stored.
 

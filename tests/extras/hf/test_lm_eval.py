@@ -16,7 +16,7 @@ from hf_models import LANGUAGE
 
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
-from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.text.vocabulary import ByteVocabulary

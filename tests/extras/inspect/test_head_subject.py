@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.heads.judging import HeldSegments, NamedModel
 from manyheads.extras.inspect.heads.options import HeadTextOptions

@@ -27,8 +27,8 @@ from manyheads.extras.parsing.span_data import (
     word_pieces,
     write_spans,
 )
-from manyheads.extras.parsing.span_settings import SpanSettings
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
+from manyheads.extras.parsing.span_task.settings import SpanSettings
 from manyheads.text.settings import TokenizerSettings
 
 TREES = """(ROOT (S (NP (PRP She)) (VP (VBZ sleeps)) (. .)))

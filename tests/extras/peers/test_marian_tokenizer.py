@@ -12,7 +12,8 @@ from marian_models import ENGLISH, GERMAN, joint_vocab, pieces_of, tokenizer_fil
 
 from manyheads.errors import DataError, MissingExtraError
 from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer
-from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.pipeline import has_tokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from numpy import array
 from manyheads.cli.main import main
 from manyheads.data.store import TokenStore
 from manyheads.errors import ModelFileError
-from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.peers.legacy_pickle import read_corpus
 from manyheads.extras.peers.legacy_pickle_child import read_corpus as read_in_child

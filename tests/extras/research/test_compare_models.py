@@ -19,7 +19,7 @@ from manyheads.data.store import TokenStore
 from manyheads.decoding.translator import Translator
 from manyheads.errors import NonFiniteError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.evaluation.language_model import evaluate_text, token_losses
+from manyheads.evaluation.likelihood import evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.models.pretrained import load, save_pretrained

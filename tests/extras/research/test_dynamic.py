@@ -13,7 +13,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
 from manyheads.errors import NonFiniteError
-from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.dynamic import Adaptation, evaluate_dynamically, gradient_rms
 from manyheads.models.transformer_xl.config import PRESETS

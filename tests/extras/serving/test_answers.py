@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 from manyheads.extras.serving import service
 from manyheads.extras.serving.api import openai
 from manyheads.extras.serving.api import shared as answers
-from manyheads.extras.serving.api.native import bodies as records
+from manyheads.extras.serving.api.native import translation as records
 from manyheads.extras.serving.api.shared import dump, server_event
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -20,7 +20,7 @@ from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
-from manyheads.extras.serving.api.deepl import find_model as deepl_model
+from manyheads.extras.serving.api.shared import nearest_translator
 from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
@@ -329,10 +329,10 @@ def test_languages_with_regions(several: TestClient) -> None:
         ("PT-BR", None, "br"), ("pt_br", "EN", "br"), ("PT-PT", "EN-GB", "any"), ("PT", "en-gb", "any"),
     ):  # fmt: skip
         service = several.app.state.service  # type: ignore[attr-defined]
-        assert deepl_model(service, source, target)[0].name == name
+        assert nearest_translator(service, source, target)[0].name == name
     for target, source in (("PT", "EN-US"), ("DE", "EN")):
         with pytest.raises(Refusal):
-            deepl_model(service, source, target)
+            nearest_translator(service, source, target)
     asked = {"q": "a", "source": "auto", "target": "pt-BR"}
     assert several.post("/translate", json=asked).json()["detectedLanguage"]["language"] == "en_GB"
     assert several.get("/languages").json()[0]["targets"] == ["pt", "pt_BR"]

@@ -15,7 +15,7 @@ import yaml
 from starlette.testclient import TestClient
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.extras.serving.api.operations import FILES
+from manyheads.extras.serving.app import FILES
 from manyheads.extras.serving.command import PAGE
 from manyheads.extras.serving.server import Server
 from manyheads.extras.serving.settings import ServingSettings

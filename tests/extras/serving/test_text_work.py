@@ -15,6 +15,7 @@ import pytest
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
+from manyheads.extras.documents import sentence_ends
 from manyheads.extras.serving import markup
 from manyheads.extras.serving import texts as sentences
 from manyheads.extras.serving.api import shared as answers
@@ -22,7 +23,7 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
-from manyheads.extras.serving.texts import in_windows, split
+from manyheads.extras.serving.texts import split
 
 LONG = 200_000
 
@@ -42,11 +43,11 @@ def asked(client: str = "a", arrived: float = 1e9) -> Request:
 @pytest.mark.parametrize("window", [3, 7, 40])
 def test_a_text_in_windows_has_the_same_sentences(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     """If they are shorter than a window, and their end and what decides about it are seen together."""
-    monkeypatch.setattr(sentences, "_WINDOW", window)
+    monkeypatch.setattr(sentence_ends, "WINDOW", window)
     draw = random.Random(window)
     for _ in range(200):
         text = "".join(draw.choice(["ab|", "c|", "d", " |", "é|"]) for _ in range(draw.randrange(60)))
-        pieces = list(in_windows(text, lambda part: part.replace("|", "|\0").rstrip("\0").split("\0")))
+        pieces = list(sentence_ends.in_windows(text, lambda part: part.replace("|", "|\0").rstrip("\0").split("\0")))
         assert "".join(pieces) == text
         longest = max(map(len, text.split("|")), default=0)
         if longest < window:
@@ -56,7 +57,7 @@ def test_a_text_in_windows_has_the_same_sentences(monkeypatch: pytest.MonkeyPatc
 def test_a_text_of_many_windows_is_split_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "The cat sees Mr. Smith. He reads 3.5 books!  Why? \n\nShe is 25. Dr. No goes. " * 9
     whole = split(text)
-    monkeypatch.setattr(sentences, "_WINDOW", 64)
+    monkeypatch.setattr(sentence_ends, "WINDOW", 64)
     assert split(text) == whole
 
 
@@ -67,7 +68,7 @@ def test_no_call_sees_more_characters_than_a_window(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sentences, "split_sentences", lambda text, language: seen.append(len(text)) or cut(text))
     text = (unit * LONG)[:LONG]
     found = split(text)
-    assert max(seen, default=0) <= sentences._WINDOW
+    assert max(seen, default=0) <= sentence_ends.WINDOW
     assert all(text[one.start : one.end] == one.text for one in found)
 
 

@@ -8,8 +8,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from manyheads.extras.shortlists import learning as module
-from manyheads.extras.shortlists.learning import Lexicon, learn_lexicon
+from manyheads.extras.shortlists import shortlist as module
+from manyheads.extras.shortlists.shortlist import Lexicon, learn_lexicon
 
 Pairs = list[tuple[list[int], list[int]]]
 

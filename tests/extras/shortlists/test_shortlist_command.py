@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from manyheads.decoding.shortlist import SHORTLIST
 from manyheads.distributed.sharded_lines import run_lines
 from manyheads.extras.documents import files as documents
 from manyheads.extras.documents.translating import Unit, UnitTranslator
+from manyheads.extras.shortlists.shortlist import SHORTLIST
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.tasks.translation import evaluate
 from manyheads.text.tokenizer import Tokenizer

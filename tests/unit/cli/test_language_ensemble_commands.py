@@ -20,7 +20,7 @@ from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.options import EnsembleOptions
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.evaluation.language_model import EnsembleReading, evaluate_text
+from manyheads.evaluation.likelihood import EnsembleReading, evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from manyheads.cli import demo
 from manyheads.cli.command_line.parsing import program
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.main import main
+from manyheads.extras.demo import __main__ as demo
 from manyheads.installation import install_command
 
 Program = Callable[..., int]

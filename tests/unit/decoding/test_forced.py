@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.decoding.forced import can_force, forced_search, translate_forced
+from manyheads.decoding.forced import forced_search, translate_forced
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.search_problem import BeamRules, SearchProblem
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.text.settings import TokenizerSettings
+from manyheads.text.sides import can_force
 from manyheads.text.tokenizer import Tokenizer
 
 PAD, BOS, EOS = 0, 1, 2
@@ -145,7 +146,9 @@ def test_texts(hash_model: Any) -> None:
     settings = DecodingSettings(max_new_tokens=8, banned_ids=(tokenizer.unk_id,))
     translator = Translator(hash_model(vocab_size=tokenizer.vocab_size, seed=7), tokenizer, settings, device="cpu")
     texts = ["the cat sees you", "a dog"]
-    one, two = translate_forced(translator, texts, [["a dog", "and"], ["the bird"]], translator.settings)
+    one, two = translate_forced(
+        translator.runner, translator.tokenizer, texts, [["a dog", "and"], ["the bird"]], translator.settings
+    )
     assert "a dog" in one.text
     assert "and" in one.text.split()
     assert one.missing == ()

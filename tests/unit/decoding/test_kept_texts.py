@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from manyheads.catalogue import build_model
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.kept_texts import KeptTexts, restored, show, stand_ins_of
+from manyheads.decoding.kept_texts import restored, show
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases
@@ -67,7 +67,7 @@ def test_the_company_of_a_text_changes_nothing(translator: Translator) -> None:
 
 def test_emoji_at_the_ends_and_behind_sentences_are_not_read(translator: Translator) -> None:
     def read(text: str) -> list[str]:
-        return KeptTexts(translator, [text], translator.settings).rows
+        return translator.kept([text], translator.settings).rows
 
     assert read("😊 the cat. 😊👍") == ["the cat."]
     assert read("the cat 😊.") == ["the cat."]
@@ -84,8 +84,8 @@ def test_a_forced_prefix_begins_the_whole_output(translator: Translator) -> None
 
 
 def test_stand_ins_are_words_that_both_sides_restore(translator: Translator) -> None:
-    found = stand_ins_of(translator)
-    assert found is stand_ins_of(translator.by_torch())
+    found = translator.stand_ins()
+    assert found is translator.by_torch().stand_ins()
     assert set(found) <= {"Tom", "Maria", *"XYZ", *"xyz", *found}
     assert all(translator.tokenizer.decode(translator.tokenizer.encode(word)) == word for word in found)
     assert "X" in found
@@ -119,7 +119,7 @@ def test_what_has_no_place_is_named() -> None:
 
 def test_of_capitals_the_more_probable_translation_is_taken(translator: Translator) -> None:
     line = "THE CAT SEES TOM"
-    kept = KeptTexts(translator, [line], translator.settings)
+    kept = translator.kept([line], translator.settings)
     assert [row.lower() for row in kept.rows] == [line.lower()] * 2
     assert kept.rows[1].startswith("The cat sees")
 
@@ -131,11 +131,11 @@ def test_of_capitals_the_more_probable_translation_is_taken(translator: Translat
     assert kept.candidates([sentence, capitals])[0][0].text == "die"
     again = hypothesis("A A A A A A A A A A", -0.1)
     assert kept.candidates([again, capitals])[0][0].text == "DIE"
-    assert KeptTexts(translator, ["NATO and you", "USA"], translator.settings).rows == ["NATO and you", "USA"]
+    assert translator.kept(["NATO and you", "USA"], translator.settings).rows == ["NATO and you", "USA"]
 
 
 def test_rows_whose_translation_lacks_a_stand_in_are_named(translator: Translator) -> None:
-    kept = KeptTexts(translator, ["see {name}", "the cat"], translator.settings)
+    kept = translator.kept(["see {name}", "the cat"], translator.settings)
     name = kept.rows[0].split()[-1]
 
     def found(text: str) -> list[list[Hypothesis]]:
@@ -153,4 +153,4 @@ def test_phrases_and_kept_words_are_forced_together(translator: Translator) -> N
 
 def test_the_switch_is_off(translator: Translator) -> None:
     lines = ["see {name}", "2020-01-01", "THE CAT SEES A DOG"]
-    assert KeptTexts(translator, lines, DecodingSettings(keep_words=False)).rows == lines
+    assert translator.kept(lines, DecodingSettings(keep_words=False)).rows == lines

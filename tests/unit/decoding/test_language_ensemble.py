@@ -21,7 +21,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.model_runner import inference
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.errors import ConfigError, RequestError
-from manyheads.evaluation.language_model import EnsembleReading, evaluate_text, token_losses
+from manyheads.evaluation.likelihood import EnsembleReading, evaluate_text, token_losses
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.attending import shapes_of, text_views
 from manyheads.models.composites import LanguageModel

@@ -10,7 +10,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
 from manyheads.errors import ConfigError
-from manyheads.evaluation.language_model import evaluate_text
+from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.models.transformer_xl.config import PRESETS
 from manyheads.text.vocabulary import ByteVocabulary

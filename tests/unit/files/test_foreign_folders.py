@@ -22,7 +22,6 @@ from manyheads.checkpoint.format import (
     save_checkpoint,
     write_pointer,
 )
-from manyheads.cli import demo
 from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
 from manyheads.cli.lines.output import lines_of
@@ -31,6 +30,7 @@ from manyheads.config.files import MAX_BYTES
 from manyheads.data.preparing import read_manifest
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, ModelFileError
+from manyheads.extras.demo import __main__ as demo
 from manyheads.extras.inspect.drawings.pages import save_page
 from manyheads.extras.peers.convert import _read_object
 from manyheads.extras.peers.marian_tokenizer import read_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiny_run import TINY, changed
 
-from manyheads.decoding.shortlist import SHORTLIST
+from manyheads.extras.shortlists.shortlist import SHORTLIST
 from manyheads.models.pretrained import load, read_languages, save_pretrained
 from manyheads.tasks.averaging import average_run
 from manyheads.text.of_folder import tokenizer_of_folder

@@ -16,10 +16,11 @@ from manyheads.data.cooccurrence import cooccurrence_embeddings, neighbour_embed
 from manyheads.data.store import PairStore
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
+from manyheads.extras.research.presets import duplication
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings
-from manyheads.tasks.presets import debug, duplication, reformer_debug, xl_debug
+from manyheads.tasks.presets import debug, reformer_debug, xl_debug
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train

@@ -10,7 +10,7 @@ import pytest
 from manyheads.data.language.prepared import TextData
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextFiles
-from manyheads.evaluation.language_model import segments_of
+from manyheads.evaluation.likelihood import segments_of
 from manyheads.evaluation.reading import Reading
 from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.text.settings import VocabularySettings

@@ -12,7 +12,7 @@ from manyheads.catalogue import ARCHITECTURES, PRESETS, TASKS
 from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
-from manyheads.tasks.presets import duplication
+from manyheads.extras.research.presets import duplication
 from manyheads.tasks.table import RUNS, task_of_folder
 from manyheads.training.run.objective import open_objective
 

@@ -13,7 +13,7 @@ import yaml
 from tiny_run import TINY_TEXT, changed
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import manyheads.training.run.precision
+import manyheads.training.run.device
 from manyheads.catalogue import PRESETS, SIZED_BY_PRECISION
 from manyheads.data.language.prepared import NOVEL
 from manyheads.data.settings import DUPLICATION
@@ -32,8 +32,8 @@ from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.plan.first_step import first_step
+from manyheads.training.run.device import resolve_precision
 from manyheads.training.run.loop import train
-from manyheads.training.run.precision import resolve_precision
 from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig
 
@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[PrecisionMeasurement |
             assert found is not None, "nothing is to be measured here"
             return found
 
-        monkeypatch.setattr(manyheads.training.run.precision, "measure_precision", measure)
+        monkeypatch.setattr(manyheads.training.run.device, "measure_precision", measure)
 
     return measures
 
@@ -115,7 +115,7 @@ def test_tf32_is_a_word(small: Make, machine: Any, monkeypatch: pytest.MonkeyPat
     config = small(precision="tf32", training={"max_steps": 2})
     with pytest.raises(ConfigError, match=r"precision is tf32, .* and cpu is none; use fp32"):
         train(config)
-    monkeypatch.setattr(manyheads.training.run.precision, "tf32_lack", lambda device: None)
+    monkeypatch.setattr(manyheads.training.run.device, "tf32_lack", lambda device: None)
     monkeypatch.setattr(policy, "tf32_lack", lambda device: None)
     seen: list[str] = []
     run = TrainStep.run

@@ -165,7 +165,7 @@ set_up_machine()
 import torch
 from manyheads.tasks.language_modelling.plan import SyntheticRun
 from manyheads.training.plan.planner import take_steps
-from manyheads.training.run.precision import resolve_precision
+from manyheads.training.run.device import resolve_precision
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
 torch.set_num_threads(1)

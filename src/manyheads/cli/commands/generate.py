@@ -24,10 +24,11 @@ from manyheads.decoding.options import EnsembleOptions, GenerationOptions, Searc
 from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.distributed.sharded_lines import model_identity
-from manyheads.errors import ConfigError, DataError, needing_extra
+from manyheads.errors import ConfigError, DataError
 from manyheads.files.commit import write_output
 from manyheads.files.safe_open import read_stream
 from manyheads.files.verify import json_text
+from manyheads.installation import needing_extra
 
 if TYPE_CHECKING:
     from manyheads.decoding.generation import Continuation

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.catalogue import LOGGERS, PRESETS, SIZED_BY_PRECISION
+from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.parsing import fill, help_page, option_lines, option_rows, read
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
@@ -173,7 +173,7 @@ def size_by_precision(
     if options.preset not in SIZED_BY_PRECISION:
         return config
     set_up_machine()
-    from manyheads.training.run.precision import starting_precision
+    from manyheads.training.run.device import starting_precision
 
     return read_arguments(arguments, starting_precision(config, resume, group))[1]
 
@@ -234,7 +234,7 @@ def _planned_layer(typed: Source, process: Process) -> Source:
     Args: typed: the settings of the command line. process: this one, with its rank.
 
     Returns: the layer of settings below the command line.
-    Raises: ConfigError: there are several ranks; see also `tasks.planned.plan_layer`.
+    Raises: ConfigError: there are several ranks; see also `extras.planning.plan.plan_layer`.
     """
     if process.world > 1:
         raise ConfigError(
@@ -242,13 +242,12 @@ def _planned_layer(typed: Source, process: Process) -> Source:
             " `manyheads train ... --print-config > plan.yaml`, and give all ranks --config plan.yaml."
         )
     set_up_machine()
-    from manyheads.tasks.planned import plan_layer
-
     with showing_if_long() as show:
         show("measuring training steps", 0, 0)
-        found = plan_layer(typed)
+        found = load(HOOKS["plan of a run"])(typed)
     echo(found.table, file=sys.stderr)
-    return found.layer
+    layer: Source = found.layer
+    return layer
 
 
 def _largest_steps(config: RunConfig, memory_mib: int | None) -> str:

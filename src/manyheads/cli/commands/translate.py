@@ -118,7 +118,8 @@ class TranslateOptions:
 
         Raises: ConfigError: see `text.sides.check_target`. DataError: the tokenizer is damaged.
         """
-        from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+        from manyheads.text.of_folder import load_tokenizer
+        from manyheads.text.pipeline import has_tokenizer
         from manyheads.text.sides import check_target
 
         folder = self._folder()

@@ -16,8 +16,9 @@ import numpy as np
 
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_chunks, refuse_packed
 from manyheads.data.preparing import Holdout
-from manyheads.errors import ConfigError, DataError, needing_extra
+from manyheads.errors import ConfigError, DataError
 from manyheads.files.safe_open import open_regular
+from manyheads.installation import needing_extra
 from manyheads.text.settings import ITEM_BYTES
 
 BLOCK_BYTES = 2**20

@@ -24,7 +24,7 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
 from manyheads.text.settings import GrowthSettings, TokenizerSettings
-from manyheads.text.sides import LanguagePair, untagged
+from manyheads.text.sides import LanguagePair, tagged, untagged
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary_extension import Growth
 from manyheads.text.words import is_blank
@@ -221,6 +221,83 @@ class PairList:
         return self.name
 
 
+class RememberedPairs:
+    """Pairs that are read once and kept, because they are needed twice."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+        self._kept: list[tuple[str, str]] | None = None
+        self._report = ReadReport()
+
+    def describe(self) -> str:
+        return self._pairs.describe()
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        if self._kept is None:
+            self._kept = list(self._pairs.read(self._report))
+        if report is not None:
+            for item in dataclasses.fields(report):
+                setattr(report, item.name, getattr(report, item.name) + getattr(self._report, item.name))
+        yield from self._kept
+
+
+Direction = tuple[str, str, int]
+"""Source, target, and the number of pairs of a stretch of a split."""
+
+
+class TaggedPairs:
+    """Pairs of several directions, one direction after another; each source begins with the tag of its target language.
+
+    Args: parts: the direction of each part, and its pairs.
+
+    Attributes: directions: of the stretches that were read, in order.
+    """
+
+    def __init__(self, parts: Sequence[tuple[LanguagePair, Pairs]]) -> None:
+        self._parts = parts
+        self.directions: list[Direction] = []
+
+    @property
+    def languages(self) -> tuple[LanguagePair, ...]:
+        """Each direction once."""
+        return tuple(dict.fromkeys(pair for pair, _ in self._parts))
+
+    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
+        """Yield the pairs of all parts, with tags."""
+        self.directions = []
+        for (source, target), pairs in self._parts:
+            count = 0
+            for text, translation in pairs.read(report):
+                count += 1
+                yield tagged(text, target), translation
+            self.directions.append((source, target, count))
+
+    def describe(self) -> str:
+        """Return the directions with their files."""
+        return "; ".join(f"{source} > {target}: {pairs.describe()}" for (source, target), pairs in self._parts)
+
+
+def directions_of(manifest: Mapping[str, Any], split: str, num_pairs: int) -> list[tuple[LanguagePair, slice]]:
+    """Return the direction of each stretch of a split, as the manifest of prepared data records them.
+
+    Args: num_pairs: of the split.
+
+    Returns: empty for data of one direction.
+    Raises: DataError: the record does not cover the split.
+    """
+    stretches = manifest.get("directions", {}).get(split, [])
+    found, first = [], 0
+    for source, target, count in stretches:
+        found.append(((source, target), slice(first, first + count)))
+        first += count
+    if stretches and first != num_pairs:
+        raise DataError(
+            f"manifest.json is damaged: its directions of {split} have {first} pairs, but the split {num_pairs}."
+            " Prepare the data again."
+        )
+    return found
+
+
 def prepare_corpus(
     folder: str | Path,
     *,
@@ -254,7 +331,7 @@ def prepare_corpus(
         key: stored in the manifest, to recognise the folder.
         cleaning: called after the training pairs were read; its result is written to cleaning.json.
         languages: of source and target, as in BCP 47, which the manifest records; several if the splits are
-            `tagged.TaggedPairs`, whose targets then have a tag each.
+            `TaggedPairs`, whose targets then have a tag each.
         without_held_back: called when all splits were read, with the training and the validation pairs; it returns the
             training pairs to use.
         in_order: see `preparing.prepare`.

@@ -10,10 +10,11 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path, PurePath
 from typing import Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
 from manyheads.data.sgm import Segment
-from manyheads.data.translation.tmx import tmx_pairs
-from manyheads.errors import ConfigError, DataError, needing_extra
+from manyheads.errors import ConfigError, DataError
+from manyheads.installation import needing_extra
 from manyheads.text.tables import (
     Columns,
     Row,
@@ -315,7 +316,7 @@ class PairFiles:
         source_key: key or column of the source sentence in JSONL, tables and Parquet; dots lead into nested ones. None:
             `source`, or the first column of a TSV file without such a header.
         target_key: the same of the target sentence.
-        languages: of source and target in a TMX file; None: see `tmx.tmx_pairs`.
+        languages: of source and target in a TMX file; None: see `extras.tmx.reader`.
         on_bad_utf8: `fail`, `replace` bad bytes by U+FFFD, or `skip` the pair; counted.
 
     Raises: ConfigError: not exactly one of the forms is given, or one of two aligned files is missing.
@@ -396,7 +397,8 @@ class PairFiles:
             case ".csv" | ".tsv":
                 return table_pairs(path, given, self.on_bad_utf8, report, is_tsv=self._form == ".tsv")
             case ".tmx":
-                return tmx_pairs(path, self.languages, self.on_bad_utf8, report)
+                pairs: Pairs = load(HOOKS["tmx"])(path, self.languages, self.on_bad_utf8, report)
+                return pairs
             case ".parquet":
                 return parquet_pairs(path, keys, report)
         assert self.target is not None

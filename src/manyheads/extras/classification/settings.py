@@ -1,16 +1,25 @@
-"""Settings of a run that learns to classify texts, of its data, and the presets of such runs."""
+"""Settings of a run that learns to classify texts, of its data, and the presets of such runs.
+
+`EncoderConfig` is what they share with runs of chart parsers: an encoder with one head is learned.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Union
 
 from manyheads.catalogue import configs_of
 from manyheads.data.settings import RowSettings
+from manyheads.errors import ConfigError
 from manyheads.extras.classification.config import REFORMERS, TRANSFORMERS, TransformerClassifierConfig
-from manyheads.extras.classification.encoder_settings import EncoderConfig
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
+from manyheads.training.settings import (
+    JudgingSettings,
+    OptimiserSettings,
+    RunConfig,
+    ScheduleSettings,
+    TrainingSettings,
+)
 
 if TYPE_CHECKING:
     from manyheads.models.protocols import ModelConfig
@@ -35,6 +44,39 @@ else:
 
 TATOEBA_LANGUAGES = "embedded:tatoeba-languages"
 """The sentences of the embedded pairs, each labelled with its language, en or de."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig(RunConfig):
+    """The settings of a run of such a model (`TrainConfig` is the same for translators).
+
+    predicts: what the model predicts, for messages.
+
+    Raises: ConfigError: rows may be longer than the model's positions, or a setting is for models that predict tokens.
+    """
+
+    predicts: ClassVar[str]
+
+    data: RowSettings
+    tokenizer: TokenizerSettings = field(default_factory=TokenizerSettings)
+    model: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, usual in (("num_sampled", 0), ("smoothing_kind", "all")):
+            if getattr(self.training, name) != usual:
+                raise ConfigError(
+                    f"training.{name} is {getattr(self.training, name)!r}, but {self.predicts} and no tokens to"
+                    f" predict; set it to {usual!r}.",
+                    fields=["training"],
+                )
+        longest = self.model.longest_input
+        if longest is not None and self.data.max_len > longest:
+            raise ConfigError(
+                f"data.max_len is {self.data.max_len:,}, but the model has {longest:,} positions (model.max_len); lower"
+                " the first, or raise the second.",
+                fields=("data", "model"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

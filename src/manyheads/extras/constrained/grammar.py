@@ -69,7 +69,7 @@ def _check_limit(settings: Any, start: Matcher) -> None:
 
 
 def _check_installed() -> None:
-    from manyheads.errors import needing_extra
+    from manyheads.installation import needing_extra
 
     with needing_extra("regex and json_schema need the package llguidance", "constrained"):
         import llguidance  # noqa: F401

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.errors import ConfigError, RequestError, needing_extra
+from manyheads.errors import ConfigError, RequestError
 from manyheads.files.safe_open import read_limited
+from manyheads.installation import needing_extra
 
 MOST_REGEX_CHARS, MOST_SCHEMA_CHARS = 10_000, 50_000
 MOST_SECONDS = 2.0

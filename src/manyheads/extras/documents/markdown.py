@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from manyheads.errors import needing_extra
 from manyheads.extras.documents.html import ANNOTATION, TOKEN, VOID, end_of_element, is_kept, with_annotations
 from manyheads.extras.documents.parts import LINE_END, Document, Part, Segment, Tag, lay_out, line_end_of, tile, trimmed
+from manyheads.installation import needing_extra
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -178,3 +179,23 @@ def _is_initial(word: str) -> bool:
     """Whether a word before a full stop is a letter that stands for a word; in some scripts words are one letter."""
     is_vowel = word.islower() and unicodedata.normalize("NFD", word)[0] in _VOWELS
     return len(word) == 1 and word.isalpha() and word < "\u1000" and not is_vowel
+
+
+WINDOW = 1 << 15  # characters
+
+
+def in_windows(text: str, cut: Callable[[str], list[str]]) -> Iterator[str]:
+    """Yield the sentences of a text, of which `cut` sees at most WINDOW characters in a call.
+
+    So no call keeps the interpreter's lock for long. Only a sentence of more characters is cut elsewhere.
+
+    Args: cut: a text -> its sentences, which together are the text.
+    """
+    start = 0
+    while start < len(text):
+        end = start + WINDOW
+        found = cut(text[start:end])
+        if len(found) > 1 and end < len(text):
+            found.pop()  # the next call sees the whole of it
+        yield from found
+        start += sum(map(len, found))

@@ -172,13 +172,13 @@ def translate_with_phrases(
     Raises: as `Translator.translate`.
     """
     from manyheads.decoding.forced import translate_forced  # these import torch
-    from manyheads.decoding.kept_texts import restored, show, stand_ins_of
+    from manyheads.decoding.kept_texts import restored, show
 
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
     hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]
-    shown = [show(text, stand_ins_of(translator) if words else (), whole=True) for text, words in hidden]
+    shown = [show(text, translator.stand_ins() if words else (), whole=True) for text, words in hidden]
     wanted = [[*each, *one.names] for each, one in zip(phrases, shown, strict=True)]
-    found = translate_forced(translator, [one.text for one in shown], wanted, settings)
+    found = translate_forced(translator.runner, translator.tokenizer, [one.text for one in shown], wanted, settings)
     return [
         unhide(" ".join(filter(None, restored(one, forced.text))), words)
         for one, forced, (_, words) in zip(shown, found, hidden, strict=True)

@@ -19,7 +19,6 @@ from manyheads.decoding.kept_texts import (
     quality,
     restored,
     show,
-    stand_ins_of,
 )
 from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
@@ -304,7 +303,8 @@ class UnitTranslator:
             return work.better([(one.text, one) for one in best])
         if work.kind == "force":
             settings = self._translator.options(**work.overrides)
-            found = translate_forced(self._translator, work.texts, work.others, settings, stop=stop)
+            runner, tokenizer = self._translator.runner, self._translator.tokenizer
+            found = translate_forced(runner, tokenizer, work.texts, work.others, settings, stop=stop)
             return [one.text for one in found]
         return [align(self._translator, *pair) for pair in zip(work.texts, work.others, strict=True)]
 
@@ -372,7 +372,7 @@ class UnitTranslator:
 
     def _shown(self, unit: Unit) -> Shown:
         """Return what the model reads of a unit. Alignment counts characters, so each stand-in is then one letter."""
-        names = stand_ins_of(self._translator)
+        names = self._translator.stand_ins()
         if unit.aligned:
             return show(unit.text, [name for name in names if len(name) == 1], is_aligned=True)
         return show(unit.text, names)

@@ -13,7 +13,8 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError
 from manyheads.models.composites import Seq2Seq
-from manyheads.text.of_folder import has_tokenizer, load_tokenizer
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.pipeline import has_tokenizer
 from manyheads.text.sides import Side, TranslationTokenizer
 
 LIMIT = 1e-3

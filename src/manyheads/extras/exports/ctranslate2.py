@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from manyheads.errors import ConfigError, ModelFileError, needing_extra
+from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.compare import (
     LIMIT,
@@ -27,6 +27,7 @@ from manyheads.extras.exports.compare import (
     tokenizer_of,
 )
 from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
+from manyheads.installation import needing_extra
 from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import load, read_config
 from manyheads.nn.attention.kinds import DotProductAttentionConfig

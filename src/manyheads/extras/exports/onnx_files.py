@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, needing_extra
+from manyheads.errors import ConfigError
+from manyheads.installation import needing_extra
 
 _OPSET = 17
 MOST_BYTES = 2_000_000_000

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from manyheads.config.files import to_json
-from manyheads.errors import ConfigError, needing_extra
+from manyheads.errors import ConfigError
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
+from manyheads.installation import needing_extra
 from manyheads.training.record.callbacks import Logger
 from manyheads.training.record.report import RunStart, TrainResult
 

@@ -31,7 +31,7 @@ from manyheads.extras.parsing.span_data import (
     word_pieces,
 )
 from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble
-from manyheads.extras.parsing.span_settings import MOST_WORDS
+from manyheads.extras.parsing.span_task.settings import MOST_WORDS
 from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import Node, parse_tree
 from manyheads.models.hub import resolve_model_path

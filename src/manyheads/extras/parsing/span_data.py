@@ -39,7 +39,7 @@ from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_
 from manyheads.errors import DataError
 from manyheads.extras.classification.row_stream import RowStream
 from manyheads.extras.parsing.bracketing import ParsingSettings, normal_form
-from manyheads.extras.parsing.span_settings import SpanSettings
+from manyheads.extras.parsing.span_task.settings import SpanSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
 from manyheads.text.tokenizer import Tokenizer
 

@@ -63,8 +63,8 @@ from manyheads.models.pretrained import (
     write_notice,
     yaml_list,
 )
-from manyheads.text.of_folder import has_tokenizer, load_tokenizer
-from manyheads.text.pipeline import MAX_FILE_BYTES
+from manyheads.text.of_folder import load_tokenizer
+from manyheads.text.pipeline import MAX_FILE_BYTES, has_tokenizer
 from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.word_sides import WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary

@@ -23,8 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.errors import DataError, needing_extra
+from manyheads.errors import DataError
 from manyheads.files.safe_open import read_limited
+from manyheads.installation import needing_extra
 from manyheads.text.pipeline import MAX_FILE_BYTES, check_encodable, parse_json
 from manyheads.text.sides import Capabilities, untagged
 

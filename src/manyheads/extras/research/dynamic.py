@@ -26,8 +26,7 @@ from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, NonFiniteError, refuse_nan
-from manyheads.evaluation.language_model import segments_of
-from manyheads.evaluation.likelihood import Likelihood, evaluation_mode
+from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, segments_of
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.nn.kernels.modes import fast

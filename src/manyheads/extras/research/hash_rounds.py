@@ -15,7 +15,7 @@ from manyheads.data.lines import Progress, phase_progress
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
-from manyheads.evaluation.language_model import bits_per, evaluate_text
+from manyheads.evaluation.likelihood import bits_per, evaluate_text
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load_portable_state, portable_state

@@ -1,29 +1,85 @@
-"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it."""
+"""The application: `create_app` builds it from settings; uvicorn, Ray Serve and others run it.
+
+Its own paths are for operators (health, readiness, metrics), the web page, and the page about the interface.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from importlib import resources
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads import __version__
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, MissingExtraError, RequestError
-from manyheads.extras.serving.api import deepl, documents, glossaries, libretranslate, openai, operations
+from manyheads.extras.serving.api import deepl, documents, glossaries, libretranslate, openai
 from manyheads.extras.serving.api.native import routes as native
-from manyheads.extras.serving.api.native.bodies import TranslateBody
-from manyheads.extras.serving.api.native.translation import TranslateJob
+from manyheads.extras.serving.api.native.translation import TranslateBody, TranslateJob
 from manyheads.extras.serving.guard import Guard
 from manyheads.extras.serving.refusals import Refusal, error_body, status_of, told
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import ApiKeys, ServingSettings
+
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/docs": ("docs.html", "text/html; charset=utf-8"),
+    "/static/app.js": ("app.js", "text/javascript; charset=utf-8"),
+    "/static/style.css": ("style.css", "text/css; charset=utf-8"),
+}
+"""Path -> (name in the package, type). Nothing else is ever read."""
+
+
+def operations(service: Service) -> APIRouter:
+    """Return the routes for operators (health, readiness, metrics), and those of the pages."""
+    routes = APIRouter(tags=["operation"])
+
+    @routes.head("/healthz", include_in_schema=False)  # many monitors ask with HEAD
+    @routes.get("/healthz", summary="Whether the process works; answered under any load.")
+    async def healthz() -> Response:
+        is_well = service.engine.is_alive
+        return JSONResponse({"status": "ok" if is_well else "the engine has stopped"}, 200 if is_well else 503)
+
+    @routes.head("/health", include_in_schema=False)
+    @routes.get("/health", summary="As /healthz, for clients of vLLM and LibreTranslate.")
+    async def health() -> Response:
+        return JSONResponse({"status": "ok"}, 200 if service.engine.is_alive else 503)
+
+    @routes.head("/readyz", include_in_schema=False)
+    @routes.get("/readyz", summary="Whether requests should be sent here: 503 while loading and draining.")
+    async def readyz() -> Response:
+        is_ready = service.state.is_ready and not service.state.is_draining and service.engine.is_alive
+        reason = "draining" if service.state.is_draining else "loading"
+        return JSONResponse({"status": "ready" if is_ready else reason}, 200 if is_ready else 503)
+
+    @routes.get("/metrics", summary="Counters for Prometheus.", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    folder = resources.files("manyheads.extras.serving") / "page"
+    for path, (name, kind) in FILES.items():
+        _add(routes, path, (folder / name).read_bytes(), kind)
+    return routes
+
+
+def _add(routes: APIRouter, path: str, content: bytes, kind: str) -> None:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = {"etag": tag, "cache-control": "no-cache"}
+
+    @routes.api_route(path, methods=["GET", "HEAD"], include_in_schema=False)
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=kind, headers=headers)
+
 
 _PATH = "/v1/translate"
 
@@ -149,7 +205,8 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
         description="Translation, text generation and scoring with trained models.",
     )
     app.state.service = service
-    for protocol in (operations, native, openai, libretranslate, deepl, glossaries, documents):
+    app.include_router(operations(service), responses=_ERRORS)
+    for protocol in (native, openai, libretranslate, deepl, glossaries, documents):
         app.include_router(protocol.router(service), responses=_ERRORS)
     errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable,
               MissingExtraError: _unusable}  # fmt: skip

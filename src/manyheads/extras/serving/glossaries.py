@@ -182,6 +182,13 @@ def terms_of(entries: Iterable[tuple[str, str]]) -> Terms:
     return Terms(list(first.values()))
 
 
+def parse_terms(lines: str | None) -> Terms:
+    """Return the terms of lines of source and target; none without lines. Raises: Refusal: a line is malformed."""
+    if not lines or not lines.strip():
+        return Terms()
+    return terms_of(parse_entries(lines, "tsv", ("", ""), "terms"))
+
+
 class Glossaries:
     """The glossaries in a folder. Methods may be called from any thread.
 

@@ -15,14 +15,13 @@ from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.parts import Document, Text
 from manyheads.extras.documents.placing import align
-from manyheads.extras.documents.sentence_ends import split_sentences
+from manyheads.extras.documents.sentence_ends import in_windows, split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, Unit, UnitTranslator, Work
 from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.refusals import too_long
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
-from manyheads.extras.serving.texts import in_windows
 
 MOST_CHARACTERS = 1 << 16
 """Maximum number of characters between two tags, of which one search finds what is kept, such as addresses."""
@@ -182,7 +181,14 @@ def _forced(model: ServedTranslator, text: str, phrases: list[str], overrides: d
     """Search on the engine's thread, up to the deadline."""
     settings = model.reader.options(**{**overrides, "max_tokens": model.limits.max_batch_tokens})
     try:
-        [found] = translate_forced(model.reader, [text], [phrases], settings, stop=lambda: time.monotonic() > end)
+        [found] = translate_forced(
+            model.reader.runner,
+            model.reader.tokenizer,
+            [text],
+            [phrases],
+            settings,
+            stop=lambda: time.monotonic() > end,
+        )
     except SearchStopped:
         return ""  # the deadline, for which `Service.stream` answers 504
     return found.text

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,13 +13,11 @@ from manyheads.decoding.forced import MOST_BEAMS, translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
 from manyheads.decoding.kept_texts import Candidate, KeptTexts
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.extras.documents.sentence_ends import split_sentences
+from manyheads.extras.documents.sentence_ends import in_windows, split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
-
-_WINDOW = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -66,23 +64,6 @@ def split(
     return found
 
 
-def in_windows(text: str, cut: Callable[[str], list[str]]) -> Iterator[str]:
-    """Yield the sentences of a text, of which `cut` sees at most _WINDOW characters in a call.
-
-    So no call keeps the interpreter's lock for long. Only a sentence of more characters is cut elsewhere.
-
-    Args: cut: a text -> its sentences, which together are the text.
-    """
-    start = 0
-    while start < len(text):
-        end = start + _WINDOW
-        found = cut(text[start:end])
-        if len(found) > 1 and end < len(text):
-            found.pop()  # the next call sees the whole of it
-        yield from found
-        start += sum(map(len, found))
-
-
 def rejoin(text: str, sentences: list[Sentence], translations: list[str]) -> str:
     """Return the text with each sentence replaced by its translation, and the white space between them as it was."""
     parts, place = [], 0
@@ -126,7 +107,7 @@ class KeptRows:
         def kept(some: list[str]) -> list[KeptTexts]:
             self._service.check_deadline(self._request)
             settings = (self._settings if len(text) <= MOST_CHARACTERS else whole for text in some)
-            return [KeptTexts(self._model.reader, [text], one) for text, one in zip(some, settings, strict=True)]
+            return [self._model.reader.kept([text], one) for text, one in zip(some, settings, strict=True)]
 
         self._kept = await self._service.each(self._request, kept, texts, len)
         flat = [row for one in self._kept for row in one.rows]
@@ -165,9 +146,10 @@ class KeptRows:
 
     def _forced(self, text: str, names: Sequence[str], end: float) -> Hypothesis | None:
         """Search on the engine's thread, up to the deadline, for which `Service.stream` answers 504."""
+        reader = self._model.reader
         try:
             [found] = translate_forced(
-                self._model.reader, [text], [names], self._settings, stop=lambda: time.monotonic() > end
+                reader.runner, reader.tokenizer, [text], [names], self._settings, stop=lambda: time.monotonic() > end
             )
         except SearchStopped:
             return None

@@ -54,7 +54,7 @@ translations of each source word, which is faster on a CPU. See docs/performance
 @command(PAGE, "shortlist")
 def run(options: ShortlistOptions) -> int:
     """Learn and store a shortlist. Returns: the exit code."""
-    from manyheads.extras.shortlists.learning import learn_shortlist
+    from manyheads.extras.shortlists.shortlist import learn_shortlist
 
     with showing_if_long() as progress:
         learned = learn_shortlist(

@@ -33,8 +33,9 @@ from manyheads.data.lines import (
 )
 from manyheads.data.preparing import in_this_process
 from manyheads.data.translation.readers import json_record, jsonl_pairs, parquet_pairs, preview, whole_text
-from manyheads.errors import DataError, ManyHeadsError, needing_extra
+from manyheads.errors import DataError, ManyHeadsError
 from manyheads.files.safe_open import open_regular
+from manyheads.installation import needing_extra
 
 PACKED = (".gz", ".zst")
 TEXT_KEYS = ("text", "content", "sentence")

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.heads.linear import centred_logarithms
 from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
@@ -207,7 +206,8 @@ class AdaptiveHead(nn.Module):
     @torch.no_grad()
     def begin_at(self, counts: Float[Tensor, " vocab_size"]) -> None:
         """See `LinearHead.begin_at`; a cluster has the sum of its tokens' counts."""
-        logarithms = centred_logarithms(counts)
+        logarithms = counts.clamp(min=0.5).log()
+        logarithms = logarithms - logarithms.mean()
         parts = torch.split(logarithms, [len(one) for one in self.biases])
         for bias, part in zip(self.biases, parts, strict=True):
             bias.copy_(part)

@@ -140,7 +140,8 @@ class LinearHead(nn.Module):
         Without b nothing changes.
         """
         if self.bias is not None:
-            self.bias.copy_(centred_logarithms(counts))
+            logarithms = counts.clamp(min=0.5).log()
+            self.bias.copy_(logarithms - logarithms.mean())  # their mean does not change a softmax
 
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return the scores before the softmax."""
@@ -239,12 +240,3 @@ def token_scores(head: Any, hidden: Float[Tensor, "*rows d_model"], logits: bool
     """Return the head's log-probabilities, or its logits in float32."""
     scores: Tensor = head.logits(hidden).float() if logits else head.log_probs(hidden)
     return scores
-
-
-def centred_logarithms(counts: Float[Tensor, " vocab_size"]) -> Float[Tensor, " vocab_size"]:
-    """Return the logarithms of the counts minus their mean, which does not change a softmax.
-
-    A count of 0 is taken as 1/2.
-    """
-    found = counts.clamp(min=0.5).log()
-    return found - found.mean()

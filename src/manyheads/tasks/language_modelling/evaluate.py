@@ -24,8 +24,7 @@ from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import MissingExtraError, refuse_nan
-from manyheads.evaluation.language_model import bits_per, evaluate_text
-from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.files.safe_open import check_no_link

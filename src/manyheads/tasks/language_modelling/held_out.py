@@ -14,7 +14,7 @@ from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
-from manyheads.evaluation.language_model import EnsembleReading
+from manyheads.evaluation.likelihood import EnsembleReading
 from manyheads.evaluation.reading import Reading
 from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section

@@ -23,8 +23,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
-from manyheads.evaluation.language_model import bits_per, evaluate_text, segments_of
-from manyheads.evaluation.likelihood import Likelihood
+from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
 from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets

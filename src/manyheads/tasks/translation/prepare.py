@@ -6,25 +6,16 @@ Preparation of sentence pairs from text files.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.preparing import MAX_MANIFEST_BYTES, SPLITS
-from manyheads.data.translation.cleaning.cleaner import (
-    CLEANING_RULES,
-    CleanedPairs,
-    ManyCleanings,
-    RememberedPairs,
-    TaggedPairs,
-    describe_cleaning,
-)
-from manyheads.data.translation.cleaning.rules import Limits, parse_limits
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.data.translation.preparing import CLEANING, Pairs, Rest, prepare_corpus
+from manyheads.data.translation.preparing import CLEANING, Pairs, RememberedPairs, Rest, TaggedPairs, prepare_corpus
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
 from manyheads.files.safe_open import read_limited
@@ -105,11 +96,11 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 
     Raises: ConfigError: training or validation pairs are missing, or are given in two forms.
     """
-    limits = parse_limits(options.clean_rule, CLEANING_RULES)
+    cleaning = _cleaning_of(options)
     if (options.valid_pair or options.test_pair) and not options.pair:
         raise ConfigError("--valid-pair and --test-pair go with --pair, which names the training pairs.")
     if options.pair:
-        return _of_directions(options, limits)
+        return _of_directions(options, cleaning)
     languages = languages_of(options)
     files = named_files(options, languages)
     if "train" not in files:
@@ -155,22 +146,20 @@ def of_splits(
     splits: dict[str, Pairs], options: PrepareOptions, languages: LanguagePair | None
 ) -> Callable[..., dict[str, Any]]:
     """Return the function that prepares the pairs of these splits in one direction."""
-    limits = parse_limits(options.clean_rule, CLEANING_RULES)
+    cleaning = _cleaning_of(options)
     splits |= {split: RememberedPairs(splits[split]) for split in ("valid", "test") if split in splits}
     held_out = [splits[split] for split in ("valid", "test") if split in splits]
-    counted = array("q") if options.valid_count else None
-    cleaner = CleanedPairs(splits["train"], clean=options.clean, limits=limits, held_out=held_out, counted=counted)
-    splits["train"] = cleaner
+    splits["train"] = cleaning.of(splits["train"], held_out)
     return _preparation_of(
         splits,
         options,
-        cleaning=lambda: cleaner.report.to_json(),
+        cleaning=cleaning.to_json,
         languages=() if languages is None else (languages,),
-        without_held_back=cleaner.without_held_back if options.valid_count else None,
+        without_held_back=cleaning.without_held_back,
     )
 
 
-def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dict[str, Any]]:
+def _of_directions(options: PrepareOptions, cleaning: Any) -> Callable[..., dict[str, Any]]:
     """The function that prepares pairs of several languages, for one model with tags.
 
     Raises: ConfigError: see `directions`.
@@ -185,14 +174,12 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
         ]
         for split, each in given.items()
     }
-    cleaners, counted = [], array("q") if options.valid_count else None
     for place, (pair, files) in enumerate(parts["train"]):
         held_out = [other for split in ("valid", "test") for known, other in parts[split] if known == pair]
-        cleaner = CleanedPairs(files, clean=options.clean, limits=limits, held_out=held_out, counted=counted)
-        cleaners.append(cleaner)
-        parts["train"][place] = (pair, cleaner)
+        cleaned = cleaning.of(files, held_out)
+        parts["train"][place] = (pair, cleaned)
         if options.valid_count:
-            rest = Rest(cleaner, options.valid_count)
+            rest = Rest(cleaned, options.valid_count)
             parts["train"][place] = (pair, rest)
             if given["train"].index(given["train"][place]) == place:  # a corpus named twice is held back once
                 parts["valid"].append((pair, rest.holdout))
@@ -200,10 +187,16 @@ def _of_directions(options: PrepareOptions, limits: Limits) -> Callable[..., dic
     return _preparation_of(
         splits,
         options,
-        cleaning=lambda: ManyCleanings([cleaner.report for cleaner in cleaners]).to_json(),
+        cleaning=cleaning.to_json,
         languages=TaggedPairs(parts["train"]).languages,
-        without_held_back=cleaners[0].without_held_back if options.valid_count else None,  # of all directions
+        without_held_back=cleaning.without_held_back,
     )
+
+
+def _cleaning_of(options: PrepareOptions) -> Any:
+    """The cleaning of the training pairs. Raises: ConfigError: there is no such rule, or its limit is out of range."""
+    clean, limits = options.clean, options.clean_rule
+    return load(HOOKS["cleaning"])(clean=clean, limits=limits, holds_back=bool(options.valid_count))
 
 
 def _files(options: PrepareOptions, split: str, given: Mapping[str, Any], languages: Any) -> PairFiles:
@@ -277,7 +270,7 @@ def summary(folder: Path, manifest: dict[str, Any]) -> str:
             noted = f", {unknown:,} unknown" if unknown else ""
             mean = tokens / max(num_pairs, 1)
             lines.append(f"  {tokens:>13,} {side} tokens: {mean:.1f} a sentence, {longest:,} the longest{noted}")
-    if cleaning and (told := describe_cleaning(cleaning)):
+    if cleaning and (told := load(HOOKS["cleaning in lines"])(cleaning)):
         lines += ["", *told]
     return summary_of(data, lines, "" if data.task == "translation" else "demo")
 

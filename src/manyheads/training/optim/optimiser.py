@@ -1,11 +1,6 @@
-"""The Transformer paper's learning rate; the other schedules are in `training`.
+"""Adam, AdamW and Muon, and a moving average of the weights, which is used for validation and the model folder.
 
-Learning rates as pure functions of the step and the progress of the run, so they need no saved state.
-
-A moving average of the weights, which is used for validation and the model folder.
-
-Adam, AdamW and Muon: fused if the device supports it, weight decay for matrices only, moments saved by parameter
-name.
+They are fused if the device supports it; weight decay is for matrices only; moments are saved by parameter name.
 
 Muon (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks") is for the matrices of linear
 layers. The momentum of each matrix is orthogonalised before the update, so that its small directions have the same

@@ -16,9 +16,8 @@ from manyheads.decoding.model_runner import choose_device
 from manyheads.training.plan import planner as measuring
 from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
 from manyheads.training.run.components import RunComponents, assemble
-from manyheads.training.run.device import computing, peak_memory_bytes
+from manyheads.training.run.device import Level, computing, peak_memory_bytes, resolve_precision
 from manyheads.training.run.objective import Batch
-from manyheads.training.run.precision import Level, resolve_precision
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import named_parameters
 from manyheads.training.run.step import StepResult

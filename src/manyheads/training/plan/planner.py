@@ -28,9 +28,15 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import as_if_longer
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import build_optimiser
-from manyheads.training.run.device import check_capacity, computing, free_memory_bytes, peak_memory_bytes, status_bytes
+from manyheads.training.run.device import (
+    check_capacity,
+    computing,
+    free_memory_bytes,
+    peak_memory_bytes,
+    resolve_precision,
+    status_bytes,
+)
 from manyheads.training.run.objective import Batch
-from manyheads.training.run.precision import resolve_precision
 from manyheads.training.run.step import TrainStep
 from manyheads.training.settings import RunConfig
 

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.catalogue import LOGGERS
 from manyheads.config.checks import not_among
-from manyheads.errors import ConfigError, ManyHeadsError, MissingExtraError, SaveError, needing_extra
+from manyheads.errors import ConfigError, ManyHeadsError, MissingExtraError, SaveError
 from manyheads.files.commit import saving, write_text
 from manyheads.files.safe_open import open_to_append
+from manyheads.installation import needing_extra
 from manyheads.training.record.log import each_metrics
 from manyheads.training.record.report import CheckpointReport, RunStart, StepReport, TrainResult, ValidationReport
 

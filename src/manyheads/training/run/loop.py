@@ -44,10 +44,9 @@ from manyheads.training.record.report import (
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import SAME_SIGNAL_SECONDS, RunClock, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
-from manyheads.training.run.device import computing, settled
+from manyheads.training.run.device import computing, resolve_precision, settled, stored_precision
 from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Batches, Objective, Translate
-from manyheads.training.run.precision import resolve_precision, stored_precision
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.settings import RunConfig

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from manyheads.errors import needing_extra
 from manyheads.files.commit import write_file
+from manyheads.installation import needing_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

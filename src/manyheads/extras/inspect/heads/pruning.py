@@ -20,10 +20,10 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from manyheads.catalogue import ARCHITECTURES, build_model
+from manyheads.catalogue import ARCHITECTURES, HOOKS, build_model
+from manyheads.catalogue import load as load_entry
 from manyheads.data.lines import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
-from manyheads.decoding.shortlist import shortlist_files
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import choose_tokenizer, corpus_bleu
@@ -186,7 +186,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
         output,
         tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
-        more=shortlist_files(source),
+        more=load_entry(HOOKS["shortlist"]).files(source),
         task=task_of_folder(str(source)),
         languages=read_languages(source),
         replace=replace,

@@ -1,16 +1,43 @@
-"""Settings of a run that learns to parse by scores of spans, and complete runs."""
+"""Settings of a run that learns to parse by scores of spans, of its trees and batches, and complete runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from manyheads.extras.classification.encoder_settings import EncoderConfig
-from manyheads.extras.parsing.span_settings import SpanSettings
+from manyheads.data.settings import RowSettings
+from manyheads.extras.classification.settings import EncoderConfig
 from manyheads.extras.parsing.transformer_config import PRESETS as TRANSFORMERS
 from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.settings import JudgingSettings, OptimiserSettings, ScheduleSettings, TrainingSettings
+
+MOST_WORDS = 1_000
+"""Maximum length of a sentence that a chart is computed for: time grows with its cube, memory with its square."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSettings(RowSettings):
+    """Trees and batches.
+
+    Args:
+        path: a folder written by `manyheads prepare --task spans`.
+        max_tokens: size of one optimiser step: rows x longest sentence in words, over all micro-batches and ranks.
+        accumulate: number of micro-batches per optimiser step.
+        max_len: maximum length of a training sentence in words.
+        too_long: for longer training sentences: `drop` or `fail`. They are always counted.
+        pad_to_multiple: pad batches to a multiple of this number of words, but not beyond max_len.
+
+    Raises: ConfigError: a number is out of range.
+    """
+
+    row = "sentence"
+    unit = "words"
+    remedy = "drop"
+    most_len = MOST_WORDS
+
+    max_tokens: int = 1024
+    too_long: Literal["drop", "fail"] = "drop"
 
 
 @dataclass(frozen=True, kw_only=True)

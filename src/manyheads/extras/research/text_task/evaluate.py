@@ -16,7 +16,7 @@ from manyheads.data.settings import DUPLICATION
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
-from manyheads.evaluation.language_model import bits_per, token_losses
+from manyheads.evaluation.likelihood import bits_per, token_losses
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters

@@ -8,16 +8,22 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from manyheads.extras.serving.api.glossaries import glossary_ids, terms_for
-from manyheads.extras.serving.api.shared import LooseBody, Text, Texts, form_schema, large_answer, read_body
+from manyheads.extras.serving.api.shared import (
+    LooseBody,
+    Text,
+    Texts,
+    form_schema,
+    large_answer,
+    nearest_translator,
+    read_body,
+)
 from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.markup import translate_html
 from manyheads.extras.serving.refusals import Refusal, refuse_unsupported
-from manyheads.extras.serving.served import ServedTranslator
 from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import plain_tag
 from manyheads.extras.serving.texts import translate_paragraphs
 
-_OTHER = 2
 # DeepL's clients refuse these targets without a region.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}
 
@@ -53,7 +59,7 @@ def router(service: Service) -> APIRouter:
                           field="tag_handling")  # fmt: skip
         refuse_unsupported(body, "ignore_tags", "splitting_tags", "non_splitting_tags")
         texts = [body.text] if isinstance(body.text, str) else body.text
-        model, source = find_model(service, body.source_lang, body.target_lang)
+        model, source = nearest_translator(service, body.source_lang, body.target_lang)
         at_ends = str(body.split_sentences).lower() not in ("0", "false", "off")
         ids = glossary_ids(body.glossary_id, body.glossary_ids)
         terms = await terms_for(service, request, ids, body.source_lang, body.target_lang)
@@ -91,35 +97,6 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def find_model(service: Service, source_lang: str | None, target_lang: str) -> tuple[ServedTranslator, str]:
-    """Return the model for these languages, whose codes may have a region, and its source language.
-
-    Raises: Refusal: there is none.
-    """
-    found = [
-        (distance, model, source, target)
-        for model in service.models.values()
-        if model.task == "translation"
-        for source, target in model.pairs
-        if _OTHER not in (distance := (_distance(target, target_lang), _distance(source, source_lang or source)))
-    ]
-    if found:
-        _, model, source, target = min(found, key=lambda one: one[0])  # of equally near ones the first
-        return model.into(target), source
-    raise Refusal(
-        400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
-        code="language", field="target_lang",
-    )  # fmt: skip
-
-
 def _code(language: str) -> str:
     """Return a language as DeepL writes it: `pt_BR` is `PT-BR`."""
     return plain_tag(language).upper()
-
-
-def _distance(language: str, wanted: str) -> int:
-    """Return 0 if a model's language is the wanted one, 1 if only one of them has a region, else _OTHER."""
-    own, asked = plain_tag(language), plain_tag(wanted)
-    if own == asked:
-        return 0
-    return 1 if own == asked.partition("-")[0] or own.partition("-")[0] == asked else _OTHER

@@ -35,9 +35,15 @@ from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import UnitTranslator
-from manyheads.extras.serving.api.deepl import find_model
 from manyheads.extras.serving.api.glossaries import glossary_ids, terms_for
-from manyheads.extras.serving.api.shared import LooseBody, Text, form_schema, read_body, translator_for
+from manyheads.extras.serving.api.shared import (
+    LooseBody,
+    Text,
+    form_schema,
+    nearest_translator,
+    read_body,
+    translator_for,
+)
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.markup import sentences_of, translate_units
@@ -374,7 +380,7 @@ def router(service: Service) -> APIRouter:
         if form.model is not None:
             model = translator_for(service, form.model, form.source_lang, form.target_lang)
         elif form.target_lang is not None:
-            model, _ = find_model(service, form.source_lang, form.target_lang)
+            model, _ = nearest_translator(service, form.source_lang, form.target_lang)
         else:
             raise Refusal(400, "target_lang: name the language of the translation.", code="invalid",
                           field="target_lang")  # fmt: skip

@@ -21,6 +21,7 @@ from manyheads.extras.serving.glossaries import (
     base_language,
     not_found,
     parse_entries,
+    parse_terms,
     terms_of,
 )
 from manyheads.extras.serving.refusals import Refusal
@@ -210,13 +211,6 @@ def glossary_ids(one: str | None, several: str | Sequence[str] | None) -> list[s
     """Return the ids of a request, which a form has in one field, separated by commas."""
     more = several.split(",") if isinstance(several, str) else several or []
     return [found.strip() for found in (one or "", *more) if found.strip()]
-
-
-def parse_terms(lines: str | None) -> Terms:
-    """Return the terms of lines of source and target; none without lines. Raises: Refusal: a line is malformed."""
-    if not lines or not lines.strip():
-        return Terms()
-    return terms_of(parse_entries(lines, "tsv", ("", ""), "terms"))
 
 
 def _owned(service: Service, request: Request) -> tuple[Glossaries, str]:

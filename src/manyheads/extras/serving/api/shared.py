@@ -25,6 +25,8 @@ from manyheads.extras.serving.served import ServedTranslator, find_model
 from manyheads.extras.serving.service import Service, is_few
 from manyheads.extras.serving.settings import plain_tag
 
+_FAR = 2  # more than any distance between a language and the same one of a region
+
 
 def _check_text(text: str) -> str:
     """Raises: ValueError: the text has an unpaired surrogate, which no encoding can represent."""
@@ -249,3 +251,32 @@ def translator_for(
 def _has(wanted: str | None, languages: list[str]) -> bool:
     """Return whether a language is one of these, ignoring its region. True if no language is named."""
     return not wanted or plain_tag(wanted).partition("-")[0] in {plain_tag(one).partition("-")[0] for one in languages}
+
+
+def nearest_translator(service: Service, source_lang: str | None, target_lang: str) -> tuple[ServedTranslator, str]:
+    """Return the model for these languages, whose codes may have a region, and its source language.
+
+    Raises: Refusal: there is none.
+    """
+    found = [
+        (distance, model, source, target)
+        for model in service.models.values()
+        if model.task == "translation"
+        for source, target in model.pairs
+        if _FAR not in (distance := (_distance(target, target_lang), _distance(source, source_lang or source)))
+    ]
+    if found:
+        _, model, source, target = min(found, key=lambda one: one[0])  # of equally near ones the first
+        return model.into(target), source
+    raise Refusal(
+        400, "Value for 'target_lang' not supported. GET /v2/languages lists the languages of this server.",
+        code="language", field="target_lang",
+    )  # fmt: skip
+
+
+def _distance(language: str, wanted: str) -> int:
+    """Return 0 if a model's language is the wanted one, 1 if only one of them has a region, else _FAR."""
+    own, asked = plain_tag(language), plain_tag(wanted)
+    if own == asked:
+        return 0
+    return 1 if own == asked.partition("-")[0] or own.partition("-")[0] == asked else _FAR

@@ -13,16 +13,16 @@ from torch import Tensor
 from manyheads.decoding.generation import NewToken
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_ids import encode_texts, scored_limit, with_end
-from manyheads.extras.serving.api.native.bodies import (
+from manyheads.extras.serving.api.native.translation import (
     AttentionBody,
     GenerateBody,
     ScoreBody,
     TranslateBody,
+    TranslateJob,
     of_alternatives,
     of_tokens,
     rounded,
 )
-from manyheads.extras.serving.api.native.translation import TranslateJob
 from manyheads.extras.serving.api.shared import (
     STREAMED,
     finite,

@@ -13,15 +13,17 @@ import pytest
 
 from manyheads.data.corpora import load_tatoeba
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.cleaner import (
+from manyheads.data.translation.preparing import PairList, RememberedPairs
+from manyheads.data.translation.readers import PairFiles
+from manyheads.errors import ConfigError
+from manyheads.extras.cleaning.cleaner import (
     CLEANING_RULES,
     WINDOW,
     CleanedPairs,
-    RememberedPairs,
     describe_cleaning,
     misaligned_stretches,
 )
-from manyheads.data.translation.cleaning.rules import (
+from manyheads.extras.cleaning.rules import (
     HeldOut,
     SeenPairs,
     SideBlock,
@@ -29,9 +31,6 @@ from manyheads.data.translation.cleaning.rules import (
     parse_limits,
     usual_of,
 )
-from manyheads.data.translation.preparing import PairList
-from manyheads.data.translation.readers import PairFiles
-from manyheads.errors import ConfigError
 
 GOOD = [
     (f"This is the sentence about {word}.", f"Das ist der Satz über {word}.")
@@ -48,7 +47,7 @@ def test_repetitions_are_found_among_many_pairs(monkeypatch: pytest.MonkeyPatch)
     chance = random.Random(1)
     pairs = [(str(chance.randrange(900)), "x") for _ in range(2000)]
     for most in (10**6, 50):
-        monkeypatch.setattr("manyheads.data.translation.cleaning.rules.MOST_SEEN", most)
+        monkeypatch.setattr("manyheads.extras.cleaning.rules.MOST_SEEN", most)
         seen, known = SeenPairs(), set[tuple[str, str]]()
         for start in range(0, 2000, 70):
             block = pairs[start : start + 70]
@@ -60,7 +59,7 @@ def test_repetitions_are_found_among_many_pairs(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_summary_says_where_duplicates_were_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.translation.cleaning.rules.MOST_SEEN", 2)
+    monkeypatch.setattr("manyheads.extras.cleaning.rules.MOST_SEEN", 2)
     _, cleaner = cleaned(GOOD)
     assert "the first 2 different pairs" in describe_cleaning(cleaner.report.to_json())[-1]
 
@@ -283,7 +282,7 @@ def test_a_stretch_in_several_blocks_is_found_once(monkeypatch: pytest.MonkeyPat
     moved = list(zip(sources, targets, strict=True))
     expected, whole = cleaned(moved)
     assert whole.report.stretches == [(761, 840, -1), (1121, 1280, -1)]
-    monkeypatch.setattr("manyheads.data.translation.cleaning.cleaner.BLOCK_PAIRS", 400)
+    monkeypatch.setattr("manyheads.extras.cleaning.cleaner.BLOCK_PAIRS", 400)
     kept, cleaner = cleaned(moved)
     assert cleaner.report.stretches == whole.report.stretches
     assert kept == expected

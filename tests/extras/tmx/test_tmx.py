@@ -13,8 +13,8 @@ import pytest
 from manyheads.data import lines
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.readers import PairFiles
-from manyheads.data.translation.tmx import tmx_pairs
 from manyheads.errors import DataError
+from manyheads.extras.tmx.reader import tmx_pairs
 
 Languages = tuple[str | None, str | None]
 EN_DE = ("en", "de")
@@ -220,14 +220,14 @@ def test_blocks_of_any_size_give_the_same(size: int, tmp_path: Path, monkeypatch
     text = text.replace("fr", "en-x")
     expected = read(tmp_path, text, (None, None), "replace")
     monkeypatch.setattr(lines, "CHUNK_BYTES", size)
-    monkeypatch.setattr("manyheads.data.translation.tmx._LONGEST_MARK", 20)
+    monkeypatch.setattr("manyheads.extras.tmx.reader._LONGEST_MARK", 20)
     assert read(tmp_path, text, (None, None), "replace") == expected
     with pytest.raises(DataError, match="line 8: translation unit 5 has '&'"):
         read(tmp_path, text, (None, None))
 
 
 def test_a_unit_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.data.translation.tmx.MOST_UNIT_CHARS", 10_000)
+    monkeypatch.setattr("manyheads.extras.tmx.reader.MOST_UNIT_CHARS", 10_000)
     monkeypatch.setattr(lines, "CHUNK_BYTES", 1000)
     with pytest.raises(DataError, match="line 4: a translation unit does not end in 10,000 characters"):
         read(tmp_path, tmx(GOOD, unit(en="x\n" * 10_000, de="y")))

@@ -1,4 +1,4 @@
-"""`python -m manyheads.cli.demo RUN_DIR`: shows what a run has learned. It is the second half of `make demo`.
+"""`python -m manyheads.extras.demo RUN_DIR`: shows what a run has learned. It is the second half of `make demo`.
 
 Translates the held-out test sentences, shows ten of them, draws attention weights, and computes the scores of all. If
 the model learned too little in five minutes or more, it prints the reason, and the exit code is 4.
@@ -37,7 +37,7 @@ LEAST_MINUTES = 5.0
 """Minutes of training after which a BLEU below LEAST_BLEU is a failure."""
 DID_NOT_LEARN = 4
 """Exit code."""
-USAGE = """usage: python -m manyheads.cli.demo RUN_DIR
+USAGE = """usage: python -m manyheads.extras.demo RUN_DIR
 exit codes: as of manyheads --help; 4 means that the model learned too little in five minutes or more"""
 
 

@@ -2,8 +2,7 @@
 
 Shifted stretches: long sentences have long translations. If line n of one file belongs to line n + k of the other, the
 lengths agree at that shift, and not without it (Gale and Church 1993, Computational Linguistics 19(1), use the same
-fact to align sentences). Pairs of several directions are read one direction after another; their sources begin with
-the tag of the target language. A text that was prepared for another tool has marks that stand apart or are escaped.
+fact to align sentences). A text that was prepared for another tool has marks that stand apart or are escaped.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.cleaning.rules import (
+from manyheads.data.translation.preparing import Pairs, WithoutHeldBack
+from manyheads.extras.cleaning.rules import (
     RULES,
     HeldOut,
     Limits,
@@ -27,11 +27,10 @@ from manyheads.data.translation.cleaning.rules import (
     Rule,
     SeenPairs,
     Usual,
+    parse_limits,
     usual_of,
 )
-from manyheads.data.translation.preparing import Pairs
-from manyheads.errors import DataError
-from manyheads.text.sides import LanguagePair, guess_language, tagged, untagged
+from manyheads.text.sides import guess_language, untagged
 
 _APART = re.compile(r"\w [.,](?=\s|\Z)")
 _ATTACHED = re.compile(r"\w[.,](?=\s|\Z)")
@@ -379,100 +378,43 @@ def _chars(block: PairBlock | None) -> list[Any]:
     return [np.zeros(0, np.int64)] * 2 if block is None else [side.chars for side in block.sides]
 
 
-class RememberedPairs:
-    """Pairs that are read once and kept, because they are needed twice."""
+class Cleaning:
+    """The cleaning of all training pairs of one `prepare`.
 
-    def __init__(self, pairs: Pairs) -> None:
-        self._pairs = pairs
-        self._kept: list[tuple[str, str]] | None = None
-        self._report = ReadReport()
+    Args:
+        clean: leave out what is found.
+        limits: of rules, see `parse_limits`.
+        holds_back: validation pairs are chosen after all training pairs were read.
 
-    def describe(self) -> str:
-        return self._pairs.describe()
-
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        if self._kept is None:
-            self._kept = list(self._pairs.read(self._report))
-        if report is not None:
-            for item in fields(report):
-                setattr(report, item.name, getattr(report, item.name) + getattr(self._report, item.name))
-        yield from self._kept
-
-
-Direction = tuple[str, str, int]
-"""Source, target, and the number of pairs of a stretch of a split."""
-
-
-class TaggedPairs:
-    """See `preparing_pairs.Pairs`.
-
-    Args: parts: the direction of each part, and its pairs.
-
-    Attributes: directions: of the stretches that were read, in order.
+    Raises: ConfigError: see `parse_limits`.
     """
 
-    def __init__(self, parts: Sequence[tuple[LanguagePair, Pairs]]) -> None:
-        self._parts = parts
-        self.directions: list[Direction] = []
+    def __init__(self, *, clean: bool, limits: Sequence[str], holds_back: bool) -> None:
+        self._clean, self._limits = clean, parse_limits(limits, CLEANING_RULES)
+        self._counted = array("q") if holds_back else None
+        self._cleaned: list[CleanedPairs] = []
+
+    def of(self, pairs: Pairs, held_out: Sequence[Pairs]) -> CleanedPairs:
+        """Return pairs of a source without those that the rules find, or with a count of them alone."""
+        made = CleanedPairs(pairs, clean=self._clean, limits=self._limits, held_out=held_out, counted=self._counted)
+        self._cleaned.append(made)
+        return made
 
     @property
-    def languages(self) -> tuple[LanguagePair, ...]:
-        """Each direction once."""
-        return tuple(dict.fromkeys(pair for pair, _ in self._parts))
-
-    def read(self, report: ReadReport | None = None) -> Iterator[tuple[str, str]]:
-        """Yield the pairs of all parts, with tags."""
-        self.directions = []
-        for (source, target), pairs in self._parts:
-            count = 0
-            for text, translation in pairs.read(report):
-                count += 1
-                yield tagged(text, target), translation
-            self.directions.append((source, target, count))
-
-    def describe(self) -> str:
-        """Return the directions with their files."""
-        return "; ".join(f"{source} > {target}: {pairs.describe()}" for (source, target), pairs in self._parts)
-
-
-def directions_of(manifest: Mapping[str, Any], split: str, num_pairs: int) -> list[tuple[LanguagePair, slice]]:
-    """Return the direction of each stretch of a split, as the manifest of prepared data records them.
-
-    Args: num_pairs: of the split.
-
-    Returns: empty for data of one direction.
-    Raises: DataError: the record does not cover the split.
-    """
-    stretches = manifest.get("directions", {}).get(split, [])
-    found, first = [], 0
-    for source, target, count in stretches:
-        found.append(((source, target), slice(first, first + count)))
-        first += count
-    if stretches and first != num_pairs:
-        raise DataError(
-            f"manifest.json is damaged: its directions of {split} have {first} pairs, but the split {num_pairs}."
-            " Prepare the data again."
-        )
-    return found
-
-
-class ManyCleanings:
-    """The cleaning of several sources of pairs, as one report; lines are those of each source.
-
-    Args: reports: of each.
-    """
-
-    def __init__(self, reports: Sequence[CleaningReport]) -> None:
-        self._reports = reports
+    def without_held_back(self) -> WithoutHeldBack | None:
+        """See `CleanedPairs.without_held_back`, of all sources; None: nothing is held back."""
+        return None if self._counted is None else self._cleaned[0].without_held_back
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of cleaning.json: counts are summed; the first examples are kept."""
-        each = [report.to_json() for report in self._reports]
+        """Return the content of cleaning.json. Of several sources counts are summed, and the first examples kept."""
+        each = [one.report.to_json() for one in self._cleaned]
+        if len(each) == 1:
+            return each[0]
         rules = each[0]["rules"]
         for others in each[1:]:
             for rule, other in zip(rules, others["rules"], strict=True):
                 rule["count"] += other["count"]
-                rule["examples"] = [*rule["examples"], *other["examples"]][:3]
+                rule["examples"] = [*rule["examples"], *other["examples"]][:MOST_EXAMPLES]
         return {
             **{name: value for one in each for name, value in one.items()},
             **{name: sum(one[name] for one in each) for name in ("pairs", "found", "left_out")},

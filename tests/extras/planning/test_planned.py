@@ -15,12 +15,11 @@ from manyheads.data.language.texts import RawFiles, TextBlock
 from manyheads.data.translation.prepared import prepare_corpus
 from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError
+from manyheads.extras.planning.plan import Facts, Plan, PlannedRun, plan_layer, plan_run
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.planned import PlannedRun, plan_layer
 from manyheads.tasks.presets import demo
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import IdSettings, TokenizerSettings, VocabularySettings
-from manyheads.training.plan.rule import Facts, Plan, plan_run
 
 
 def plan(**facts: Any) -> tuple[Plan, dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from hash_model import HashModel
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -20,8 +21,8 @@ from manyheads.decoding.model_runner import inference, pack
 from manyheads.decoding.search import search_all, search_steps
 from manyheads.decoding.search_problem import Grammar, run_to_end
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.shortlist import SHORTLIST, Shortlist
 from manyheads.errors import ModelFileError, RequestError
+from manyheads.extras.shortlists.shortlist import SHORTLIST, Shortlist
 from manyheads.nn.kernels import policy
 
 VOCAB = 40
@@ -205,10 +206,10 @@ def test_sentences_can_be_dropped_and_reported_early(model: Any) -> None:
         assert hypotheses[0].ids == whole[sentence][0].ids
 
 
-def test_what_cannot_have_a_shortlist(model: Any, hash_model: Any) -> None:
+def test_what_cannot_have_a_shortlist(model: Any) -> None:
     source, lengths = padded(sources(2))
     with pytest.raises(RequestError, match="a HashModel cannot be searched with a shortlist"):
-        search_steps(hash_model(VOCAB), source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3))
+        search_steps(HashModel(VOCAB), source, lengths, DecodingSettings(), **SPECIAL, shortlist=shortlist_of(3))
 
     class Any_(Grammar):  # noqa: N801
         def of(self, source: Tensor, source_lengths: Tensor) -> Any:

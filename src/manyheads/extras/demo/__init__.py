@@ -1,0 +1,1 @@
+"""The second half of `make demo`: what a run has learned."""

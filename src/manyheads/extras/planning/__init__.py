@@ -1,0 +1,1 @@
+"""Settings for a run on one's own data."""

@@ -1,0 +1,1 @@
+"""Sentence pairs from translation memories in XML."""
