@@ -150,7 +150,7 @@ class CleaningReport:
         limits: name of a rule -> its limit; None: it has none. Rules that are off are missing.
         usual: target characters for each source character.
         languages: of source and target, as the first pairs look; None: unknown.
-        prepared: what is unusual about the first pairs, see `data.translation.cleaning.cleaner`.
+        prepared: what is unusual about the first pairs, see `extras.cleaning.cleaner`.
         duplicates_of_first: only repetitions of so many different pairs were found; 0: of all.
     """
 
