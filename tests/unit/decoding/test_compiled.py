@@ -79,7 +79,7 @@ LENGTHS = [9, 9, 8, 7, 7, 7, 5, 5, 4, 3]
 
 def found(model: Any, lengths: list[int], precision: Any = "fp32", **options: Any) -> list[list[Hypothesis]]:
     """As many batches as max_tokens makes, of outputs that end at different lengths, past the caches' first buffers."""
-    settings = DecodingSettings(**{"max_len_ratio": 4.0, "max_len_offset": 5, "max_tokens": 80, **options})
+    settings = DecodingSettings(**{"max_len_ratio": 2.5, "max_len_offset": 5, "max_tokens": 80, **options})
     with inference(CPU, precision):
         return search_all(model, sources(lengths), settings, pad_id=0, bos_id=1, eos_id=2)
 
@@ -109,6 +109,17 @@ def graphs() -> int:
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
+@pytest.mark.unhooked
+@pytest.mark.compiles
+def test_the_whole_compiler() -> None:
+    """In `make test` one program alone is compiled to the end; it takes as long as all that the other tests do."""
+    model = model_of()
+    expected, steps = found(model, [6, 5, 3], num_beams=1), Counted(model)
+    assert_same(found(steps, [6, 5, 3], num_beams=1), expected)
+    assert steps.taken > 10
+
+
+@pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_greedy_search_is_the_same_from_one_program() -> None:
