@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from preloading import read_settings
+
 STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -32,6 +34,7 @@ def preload() -> None:
         program.module_of(name)
     for module in ("torch._dynamo", "manyheads.decoding.translator", "manyheads.training.run.loop"):
         importlib.import_module(module)
+    read_settings()
     if "huggingface_hub" in sys.modules:
         raise RuntimeError("huggingface_hub reads the environment when it is imported, so a fork has to do that")
     gc.freeze()
