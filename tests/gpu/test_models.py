@@ -83,9 +83,11 @@ def test_training_in_bfloat16_lowers_the_loss(name: str, device: torch.device) -
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_training_step_equals_the_eager_one(name, device, monkeypatch):
+    from torch._inductor import config as inductor  # takes a second, in each process that collects tests
+
     model, batch = MODELS[name]().train().to(device), make_batch(name).to(device)
     # Otherwise Inductor draws other numbers than eager mode from the same seed: other rotations, so other buckets.
-    monkeypatch.setattr("torch._inductor.config.fallback_random", True)
+    monkeypatch.setattr(inductor, "fallback_random", True)
     wanted = gradients(model, batch)
     torch._dynamo.reset()
     backend = "inductor" if device.type == "cuda" else "aot_eager"
