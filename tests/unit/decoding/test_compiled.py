@@ -146,12 +146,12 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
 @pytest.mark.unhooked
 @pytest.mark.compiles
 def test_a_pruned_model_is_compiled() -> None:
-    """Layers differ in their number of heads."""
+    """Layers differ in their number of heads. One batch: another would take another program, and twice the time."""
     model = model_of(
         replace(CONFIG, num_decoder_layers=2, encoder_heads=(1,), decoder_heads=(1, 2), cross_heads=(2, 1))
     )
     steps = Counted(model)
-    assert_same(found(steps, LENGTHS, num_beams=2, max_tokens=140), found(model, LENGTHS, num_beams=2, max_tokens=140))
+    assert_same(found(steps, LENGTHS[:4], num_beams=2, max_tokens=140), found(model, LENGTHS[:4], num_beams=2))
     assert steps.taken > 10
 
 
@@ -201,6 +201,7 @@ def test_each_model_has_its_own_program() -> None:
     assert found(steps[0], LENGTHS[:4], num_beams=1)[0][0].ids != found(steps[1], LENGTHS[:4], num_beams=1)[0][0].ids
 
 
+@pytest.mark.slow  # two models in one program: as long as any two of the others
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
