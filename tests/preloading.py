@@ -6,7 +6,7 @@ import gc
 import importlib
 import pkgutil
 
-__all__ = ["preload"]
+__all__ = ["preload", "read_settings"]
 
 PACKAGES = ("data", "decoding", "distributed", "evaluation", "models", "nn", "tasks", "text", "training")
 
@@ -20,4 +20,17 @@ def preload() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if ".triton." not in module.name:  # for GPUs; the package triton is seldom installed elsewhere
                 importlib.import_module(module.name)
+    read_settings()
     gc.freeze()  # they stay: the garbage collector of each fork passes over them, and copies no page of theirs
+
+
+def read_settings() -> None:
+    """Build settings once: the package that checks their types takes a tenth of a second, and the checks are kept."""
+    importlib.import_module("pydantic.dataclasses")  # which it imports late
+    from manyheads.catalogue import PRESETS
+    from manyheads.config.build import build
+    from manyheads.config.files import to_plain
+
+    for name in ("debug", "xl-debug", "reformer-debug"):
+        settings = PRESETS[name]()
+        build(type(settings), to_plain(settings))

@@ -21,6 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from preloading import read_settings
+
 STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
@@ -32,6 +34,7 @@ def preload() -> None:
         program.module_of(name)
     for module in ("torch._dynamo", "manyheads.decoding.translator", "manyheads.training.run.loop"):
         importlib.import_module(module)
+    read_settings()
     if "huggingface_hub" in sys.modules:
         raise RuntimeError("huggingface_hub reads the environment when it is imported, so a fork has to do that")
     gc.freeze()
@@ -120,6 +123,10 @@ def become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
+    places = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    if places:
+        sys.path[:0] = places
+        look_for_plugins()
     Path("/proc/self/comm").write_text(f"for-{request['stub']}", encoding="ascii")  # tests find it by this name
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
     for number, (name, mode) in enumerate(STREAMS):
@@ -133,6 +140,16 @@ def become(request: dict[str, Any], descriptors: list[int]) -> list[str]:
         setattr(sys, f"__{name}__", stream)
     sys.argv = ["manyheads", *request["arguments"]]
     return list(request["arguments"])
+
+
+def look_for_plugins() -> None:
+    """As a program that was just started does, for some may be in folders that were added to the path."""
+    from manyheads import catalogue
+
+    catalogue._plugins.cache_clear()
+    for table in vars(catalogue).values():
+        if isinstance(table, catalogue.Table):
+            table._has_plugins = False
 
 
 if __name__ == "__main__":

@@ -282,9 +282,7 @@ def test_memory_is_set_apart(opened: Callable[..., Any]) -> None:
     ("size", "length"),
     sliced(list(itertools.product([(390, 844), (1440, 900)], [5, 9, 18, 40])), 4, "windows"),
 )
-def test_it_opens_on_words_and_the_matrix_fills_the_window(
-    opened: Callable[..., Any], size: tuple[int, int], length: int
-) -> None:
+def test_it_opens_on_words_and_the_matrix_fills_the_window(opened, size, length):
     page = opened(views(2, 4, length), size=size)
     assert page.locator("#modes button[aria-pressed=true]").text_content() == "matrix"
     stage, canvas = (page.locator(name).bounding_box() for name in ("#stage", "#canvas"))
@@ -329,9 +327,7 @@ def on_key(length: int, key: int, share: float) -> list[Any]:
         (self_weights(10, 0, 0.5), False, "looks at several tokens: the most, 10% of the weight, is on"),
     ],
 )
-def test_a_sentence_says_what_a_head_attends_to(
-    opened: Callable[..., Any], weights: list[Any], is_self: bool, said: str
-) -> None:
+def test_a_sentence_says_what_a_head_attends_to(opened, weights, is_self, said):
     keys = [f"{WORDS[place % len(WORDS)]}{place}" for place in range(9)] + ["naïve9"]
     view = attention_view("encoder", weights, query_tokens=keys, key_tokens=None if is_self else keys)
     page = opened([view])
@@ -353,9 +349,7 @@ def test_the_heading_has_no_path(tmp_path: Path) -> None:
     ("scheme", "size"),
     sliced([("light", (390, 844)), ("dark", (1440, 900))], 2, "pages for axe", lambda case: case[0]),
 )
-def test_it_is_accessible(
-    opened: Callable[..., Any], accessible: Callable[[Any], None], scheme: str, size: tuple[int, int]
-) -> None:
+def test_it_is_accessible(opened, accessible, scheme, size):
     page = opened(views(2, 4, 12), scheme, size=size, bypass_csp=True)
     for key in "mlg":
         settled(page, lambda key=key: page.keyboard.press(key))

@@ -12,7 +12,9 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,20 +91,29 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(place: Path, *command: str, path: list[Path], timeout: int = 600) -> subprocess.CompletedProcess[str]:
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        "OMP_NUM_THREADS": "1",
-        "MANYHEADS_TYPECHECK": "0",
-    }
-    return subprocess.run(
-        [sys.executable, *command], cwd=place, env=environment, capture_output=True, text=True, timeout=timeout
-    )
+def surroundings(path: list[Path]) -> dict[str, str]:
+    """The environment of a process that finds what is installed in these folders."""
+    places = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), "OMP_NUM_THREADS": "1", "MANYHEADS_TYPECHECK": "0"}
 
 
-def test_what_is_added_is_prepared_trained_evaluated_exported_and_described(place: Path) -> None:
-    found = run(place, "-c", SCRIPT, path=[place, PLUGIN])
+@pytest.fixture
+def run(warm_program: list[str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The program, or `-c CODE`, in a folder, with what is installed in the folders of `path`.
+
+    fresh: in a Python of its own; the scores of plug-ins are asked for when settings are imported.
+    """
+
+    def run(place: Path, *command: str, path: list[Path], fresh: bool = False) -> subprocess.CompletedProcess[str]:
+        start = [sys.executable] if fresh else warm_program
+        options: dict[str, Any] = {"cwd": place, "env": surroundings(path), "timeout": 600}
+        return subprocess.run([*start, *command], capture_output=True, text=True, check=False, **options)
+
+    return run
+
+
+def test_what_is_added_is_prepared_trained_evaluated_exported_and_described(run, place):
+    found = run(place, "-c", SCRIPT, path=[place, PLUGIN], fresh=True)
     assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-3000:]
     assert "accuracy = 0." in found.stdout
     assert re.search(r"counted \d+ bytes into counted", found.stdout)
@@ -125,7 +136,7 @@ def test_what_is_added_is_prepared_trained_evaluated_exported_and_described(plac
     assert without.returncode == 0, without.stderr
     assert "architecture 'bag' is unknown" in without.stderr
     assert without.stderr.count("The model needs newcomers: install it, or give --plugin.") == 2
-    command = ("-m", "manyheads", "translate", "../bag", "../source.txt", "--plugin", "newcomers")
+    command = ("translate", "../bag", "../source.txt", "--plugin", "newcomers")
     given = run(elsewhere, *command, path=[PLUGIN])
     assert given.returncode == 0, given.stderr
     assert len(given.stdout.splitlines()) == 2
@@ -139,7 +150,7 @@ assert main([*debug, "--architecture", "bad", "--resume", "none"]) == 2
 """
 
 
-def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(tmp_path: Path) -> None:
+def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(run, tmp_path):
     points = {
         "architecture.bad": "broken_plugin:BAD",
         "score.bad": "broken_plugin:BAD",
@@ -179,10 +190,10 @@ for number, command in enumerate(clashes.values()):
 """
 
 
-def test_names_that_there_are(tmp_path: Path) -> None:
+def test_names_that_there_are(run, tmp_path):
     """Each is refused where it is asked for, also those of this package; all others are there."""
     installed(tmp_path, dict.fromkeys(CLASHES, "not_there:ENTRY"))
-    found = run(tmp_path, "-c", ASK, path=[tmp_path])
+    found = run(tmp_path, "-c", ASK, path=[tmp_path], fresh=True)
     assert found.returncode == 0, found.stderr
     for entry in CLASHES:
         kind, _, name = entry.partition(".")
@@ -192,9 +203,9 @@ def test_names_that_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", ["optimiser.lion", "architecture"])
-def test_an_entry_of_an_unknown_kind(entry: str, tmp_path: Path) -> None:
+def test_an_entry_of_an_unknown_kind(run, entry, tmp_path):
     installed(tmp_path, {entry: "newcomers:BAG"})
-    found = run(tmp_path, "-m", "manyheads", "train", "--preset", "debug", "--run-dir", "run", path=[tmp_path, PLUGIN])
+    found = run(tmp_path, "train", "--preset", "debug", "--run-dir", "run", path=[tmp_path, PLUGIN])
     assert found.returncode == 2
     assert f"the plug-in newcomers has the entry {entry}, which must be TABLE.NAME" in found.stderr
     assert "Traceback" not in found.stderr
@@ -209,14 +220,14 @@ def test_the_page_names_the_entries_of_the_example() -> None:
         assert f"| `{name}` |" in page
 
 
-def test_plugins_that_are_no_plugins(tmp_path: Path) -> None:
+def test_plugins_that_are_no_plugins(run, tmp_path):
     (tmp_path / "empty_plugin.py").write_text("", "utf-8")
     for module, message in (
         ("empty_plugin", "has no attribute 'MANYHEADS'"),
         ("not_there", "No module named 'not_there'"),
         ("", "--plugin needs the name of a module"),
     ):
-        found = run(tmp_path, "-m", "manyheads", "info", ".", "--plugin", module, path=[tmp_path])
+        found = run(tmp_path, "info", ".", "--plugin", module, path=[tmp_path])
         assert found.returncode == 2, module
         assert message in found.stderr
         assert "Traceback" not in found.stderr
@@ -226,8 +237,8 @@ def test_plugins_that_are_no_plugins(tmp_path: Path) -> None:
 def test_a_new_language_model_keeps_the_contracts(place: Path) -> None:
     """The contract tests run over the table: no memory and no hashing are asked of a model that has neither."""
     chosen = ["-k", "recurrent and debug", "-m", "not slow and not golden"]
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent), *chosen]
-    root = Path(__file__).parents[2]
-    found = run(root, *command, path=[place, PLUGIN])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).parent), *chosen]
+    options: dict[str, Any] = {"cwd": Path(__file__).parents[2], "env": surroundings([place, PLUGIN]), "timeout": 600}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     assert found.returncode == 0, found.stdout[-3000:]
     assert " passed" in found.stdout

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor import config as inductor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from manyheads.data.batch import PairBatch, SegmentBatch
@@ -84,6 +83,8 @@ def test_training_in_bfloat16_lowers_the_loss(name: str, device: torch.device) -
 @pytest.mark.unhooked
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_training_step_equals_the_eager_one(name, device, monkeypatch):
+    from torch._inductor import config as inductor  # takes a second, in each process that collects tests
+
     model, batch = MODELS[name]().train().to(device), make_batch(name).to(device)
     # Otherwise Inductor draws other numbers than eager mode from the same seed: other rotations, so other buckets.
     monkeypatch.setattr(inductor, "fallback_random", True)

@@ -175,9 +175,7 @@ def count_operations(base: Path, components: RunComponents, place: Path) -> int:
 
 
 @pytest.mark.parametrize("policy", ["stop", "continue"])
-def test_an_error_at_each_operation_of_a_save(
-    base: Path, components: RunComponents, tmp_path: Path, policy: str
-) -> None:
+def test_an_error_at_each_operation_of_a_save(base, components, tmp_path, policy):
     count = count_operations(base, components, tmp_path / "count")
     struck = range(random.randrange(STRIDE), count, STRIDE)
     refused = 0

@@ -65,9 +65,7 @@ def test_figures_that_are_not_compared_are_those_of_the_notebook(page: str) -> N
             assert not difference, f"{block.place} shows something else than the notebook. {difference}"
 
 
-def test_a_page_in_chinese_has_the_outputs_of_the_english_one(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_in_chinese_has_the_outputs_of_the_english_one(script, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     for page in ("docs/en.md", "docs/zh/en.md", "release/addresses.toml"):
         (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
@@ -215,9 +213,7 @@ def test_no_kernel_and_too_large_get_one_sentence(script: Any, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("program", ["/no/such/python", sys.executable])
-def test_a_kernel_that_cannot_be_started_gets_one_sentence(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
-) -> None:
+def test_a_kernel_that_cannot_be_started_gets_one_sentence(script, tmp_path, monkeypatch, program):
     nbformat = pytest.importorskip("nbformat")
     folder = tmp_path / "kernels" / "python3"
     folder.mkdir(parents=True)
@@ -237,9 +233,7 @@ def test_a_kernel_that_cannot_be_started_gets_one_sentence(
         ("while True: pass", 1, r"runs for more than 1 s; do less"),
     ],
 )
-def test_a_kernel_that_ends_or_does_not_end_gets_one_sentence(
-    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, seconds: int, said: str
-) -> None:
+def test_a_kernel_that_ends_or_does_not_end_gets_one_sentence(script, tmp_path, monkeypatch, code, seconds, said):
     nbformat = pytest.importorskip("nbformat")
     monkeypatch.setattr(script, "CELL_SECONDS", seconds)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])

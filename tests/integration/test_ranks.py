@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from rank_jobs import Ranks
 from safetensors.torch import load_file
 from slices import sliced
 
-from manyheads.checkpoint.format import checkpoint_name, load_checkpoint
+from manyheads.checkpoint.format import SHARDS, checkpoint_name, load_checkpoint, read_shards
+from manyheads.errors import CheckpointError
 from manyheads.tasks.averaging import average_run
 
 KINDS = ("transformer", "xl", "reformer")
@@ -74,11 +76,9 @@ def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     compare(ranks, tmp_path, kind, {3: "fsdp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
 
 
-SHARED = {"relative_bias": 3, "positions": "none", "num_encoder_layers": 2, "num_decoder_layers": 2}
-
-
-@pytest.mark.parametrize("model", [{}, SHARED], ids=["plain", "parameters that layers share"])
-def test_muon_in_parts(ranks: Ranks, tmp_path: Path, model: dict[str, Any]) -> None:
+def test_muon_in_parts(ranks: Ranks, tmp_path: Path) -> None:
+    """Also of parameters that layers share."""
+    model = {"relative_bias": 3, "positions": "none", "num_encoder_layers": 2, "num_decoder_layers": 2}
     sections = {"optimiser": {"name": "muon"}, "model": model}
     compare(ranks, tmp_path, "transformer", {2: "fsdp"}, tolerance=1e-9, steps=6, sections=sections, dropout=False)
 
@@ -160,9 +160,7 @@ def run_in_parts(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("kind", ["model", "ema"])
-def test_checkpoints_in_parts_can_be_averaged(
-    run_in_parts: Path, tmp_path: Path, kind: Literal["model", "ema"]
-) -> None:
+def test_checkpoints_in_parts_can_be_averaged(run_in_parts, tmp_path, kind):
     steps = average_run(run_in_parts, tmp_path / "averaged", last=2, kind=kind)
     each = [load_checkpoint(run_in_parts / "checkpoints" / checkpoint_name(step)).tensors for step in steps]
     found = load_file(tmp_path / "averaged" / "model.safetensors")
@@ -183,3 +181,57 @@ def test_a_run_may_change_its_ranks(ranks: Ranks, tmp_path: Path) -> None:
         )
         found += answers[0]["losses"]
     torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), losses(whole), rtol=1e-5, atol=1e-5)
+
+
+class Bad:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, trap: Path) -> None:
+        self.trap = trap
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.trap,)
+
+
+@pytest.fixture(scope="module")
+def in_parts(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that two ranks have written."""
+    place = tmp_path_factory.mktemp("written")
+    options = {"run_dir": place / "run", "steps": 2, "parallel": "fsdp", "whole": place / "whole"}
+    return Path(ranks.run(2, "resharded", kind="xl", **options)[0]["checkpoint"])
+
+
+def test_the_layout_of_parts(in_parts: Path) -> None:
+    """torch's writer is young: what it makes of a checkpoint is held here."""
+    names = {path.relative_to(in_parts).as_posix() for path in in_parts.rglob("*") if path.is_file()}
+    parts = {f"{SHARDS}/shard-0000{rank}-model-00001-of-00001.safetensors" for rank in (1, 2)}
+    assert names == parts | {"manifest.json", "memory.safetensors", "scalars.json"}
+    loaded = load_checkpoint(in_parts)
+    assert loaded.tensors.keys() == {"model", "optimiser", "ema", "memory"}
+
+
+def test_a_missing_part_leaves_no_hole(in_parts: Path, tmp_path: Path) -> None:
+    for path in (in_parts / SHARDS).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    whole = read_shards(tmp_path)
+    assert torch.isfinite(whole["model"]["embedding.tables.0"]).all()
+    first, second = sorted(tmp_path.iterdir())
+    (tmp_path / "shard-00003-model-00001-of-00001.safetensors").write_bytes(second.read_bytes())
+    with pytest.raises(CheckpointError, match="two parts of"):
+        read_shards(tmp_path)
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_shards(tmp_path)
+    first.unlink()
+    (tmp_path / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"hold .* of .* numbers"):
+        read_shards(tmp_path)
+
+
+def test_a_pickle_beside_them_is_not_opened(in_parts: Path, tmp_path: Path) -> None:
+    for path in (in_parts / SHARDS).iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    trap = tmp_path.with_name("was-here")
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Bad(trap)))
+    assert read_shards(tmp_path)
+    assert not trap.exists()

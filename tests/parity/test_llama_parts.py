@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
+from importlib.util import find_spec
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +19,7 @@ from manyheads.nn import Causal, FeedForward, KeyValueCache, MultiHeadAttention,
 from manyheads.nn.kernels.modes import fast
 from manyheads.nn.layers import build_norm
 
-llama: Any = pytest.importorskip("transformers.models.llama.modeling_llama", reason="transformers is not installed")
+pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
 WIDTH, HEADS, LENGTH = 48, 6, 11
 SCALINGS: list[dict[str, Any]] = [{}, {"scaling": "linear", "factor": 4.0}, {"scaling": "ntk", "factor": 4.0}]
 
@@ -27,6 +29,14 @@ def mode(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.manual_seed(0)
     with fast(request.param):
         yield
+
+
+@cache
+def llama() -> Any:
+    """Imported late: it takes two seconds, in each process that collects tests."""
+    from transformers.models.llama import modeling_llama
+
+    return modeling_llama
 
 
 def config(**changes: Any) -> Any:
@@ -52,7 +62,7 @@ def sines_and_cosines(head_dim: int, places: Tensor, scaling: dict[str, Any]) ->
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 def test_attention(kv_heads: int, scaling: dict[str, Any]) -> None:
     """The whole sequence, and in parts from a cache. SDPA, because Llama's own softmax is in float32."""
-    theirs = llama.LlamaAttention(config(num_key_value_heads=kv_heads, attn_implementation="sdpa"), 0).double()
+    theirs = llama().LlamaAttention(config(num_key_value_heads=kv_heads, attn_implementation="sdpa"), 0).double()
     rotary = RotaryPositions(WIDTH // HEADS, **scaling)
     ours = MultiHeadAttention(WIDTH, HEADS, bias=False, num_kv_heads=kv_heads, rotary=rotary).double()
     weights = {name.replace("o_proj", "out_proj"): one for name, one in theirs.state_dict().items()}
@@ -96,7 +106,7 @@ def test_angles(scaling: dict[str, Any]) -> None:
         "ntk": {"rope_type": "dynamic", "factor": 1.0},
     }
     given = kinds.get(scaling.get("scaling", ""), {"rope_type": "default"})
-    theirs = llama.LlamaRotaryEmbedding(
+    theirs = llama().LlamaRotaryEmbedding(
         config(rope_parameters={"rope_theta": 10_000.0, **given}, max_position_embeddings=64)
     )
     cosine, sine = theirs(torch.zeros(1), torch.arange(256)[None])
@@ -108,10 +118,10 @@ def test_angles(scaling: dict[str, Any]) -> None:
 
 def test_norm() -> None:
     """Llama's norm computes in float32 whatever its input; here its own code runs with float64 in that place."""
-    theirs, ours = llama.LlamaRMSNorm(WIDTH, eps=1e-5).double(), build_norm("rms", WIDTH, 1e-5).double()
+    theirs, ours = llama().LlamaRMSNorm(WIDTH, eps=1e-5).double(), build_norm("rms", WIDTH, 1e-5).double()
     torch.nn.init.normal_(theirs.weight)
     ours.load_state_dict(theirs.state_dict())
-    forward = llama.LlamaRMSNorm.forward
+    forward = llama().LlamaRMSNorm.forward
     double = FunctionType(forward.__code__, {"torch": SimpleNamespace(float32=torch.float64, rsqrt=torch.rsqrt)})
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
     torch.testing.assert_close(ours(x), double(theirs, x), rtol=0, atol=1e-12)
@@ -120,7 +130,7 @@ def test_norm() -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_mlp(bias: bool) -> None:
-    theirs = llama.LlamaMLP(config(mlp_bias=bias)).double()
+    theirs = llama().LlamaMLP(config(mlp_bias=bias)).double()
     ours = FeedForward(WIDTH, 80, activation="swish", bias=bias, gated=True).double()
     names = {"gate_proj": "gate_proj", "up_proj": "in_proj", "down_proj": "out_proj"}
     ours.load_state_dict(

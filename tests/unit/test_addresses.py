@@ -127,9 +127,7 @@ INDEX = "Index, https://pypi.org/project/manyheads/"
         ),
     ],
 )
-def test_the_command_is_that_of_this_copy(
-    url: dict[str, Any] | None, links: tuple[str, ...], extra: str, command: str, site: Path
-) -> None:
+def test_the_command_is_that_of_this_copy(url, links, extra, command, site):
     folder = site.parent / "my clone"
     folder.mkdir()
     (folder / "m.whl").touch()

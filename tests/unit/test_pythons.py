@@ -36,9 +36,7 @@ def test_the_newest_that_starts_is_taken(pythons: Any, tmp_path: Path, monkeypat
     assert pythons.find(HERE) == tmp_path / "versions" / f"{HERE}.10" / "bin" / "python"
 
 
-def test_a_python_that_is_not_there_is_said_and_no_failure(
-    pythons: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_that_is_not_there_is_said_and_no_failure(pythons, capsys, monkeypatch):
     monkeypatch.setattr(pythons, "find", lambda version: None)
     assert pythons.main(["3.99"]) == 0
     assert "Python 3.99: not found here, not run" in capsys.readouterr().out

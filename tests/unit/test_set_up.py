@@ -104,9 +104,7 @@ def test_the_build_fits_the_machine(
     assert said in choice.why
 
 
-def test_the_users_index_goes_first_and_other_systems_have_one_build(
-    set_up: Any, python: Path, indexes: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_users_index_goes_first_and_other_systems_have_one_build(set_up, python, indexes, monkeypatch):
     pip_reads(monkeypatch, indexes["cpu"])
     monkeypatch.setattr(set_up, "has_nvidia_driver", lambda: True)
     assert set_up.choose_torch(python, SPEC, indexes["cuda"]).index == indexes["cuda"]
@@ -173,9 +171,7 @@ def test_torch_is_installed_once_and_failures_have_pip_s_words(
         real(python, "nothing", ["no-such-package-anywhere"])
 
 
-def test_an_interrupted_set_up_is_made_whole_and_a_place_that_is_none_is_named(
-    set_up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_set_up_is_made_whole_and_a_place_that_is_none_is_named(set_up, tmp_path, monkeypatch, capsys):
     venv.create(tmp_path / "venv")  # as Ctrl-C leaves it: Python, and no pip yet
     monkeypatch.setattr(set_up, "choose_torch", lambda *_, **__: None)
     installed: list[str] = []

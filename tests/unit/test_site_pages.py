@@ -119,9 +119,7 @@ def test_links_follow_the_language(chinese: Any, english: str, chinese_link: str
     )
 
 
-def test_pages_whose_english_text_changed_are_listed(
-    chinese: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pages_whose_english_text_changed_are_listed(chinese, tmp_path, capsys):
     """Not those of which a block or a part that is left out changed."""
 
     def git(*arguments: str) -> None:
@@ -154,9 +152,7 @@ def test_pages_whose_english_text_changed_are_listed(
         ),
     ],
 )
-def test_a_bad_first_line_gets_one_sentence(
-    chinese: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], first: str, said: str
-) -> None:
+def test_a_bad_first_line_gets_one_sentence(chinese, tmp_path, capsys, first, said):
     (tmp_path / "docs" / "b.md").write_text("# B\n", encoding="utf-8")
     page = tmp_path / "docs" / "zh" / "b.md"
     page.write_text(f"{first}# 乙\n", encoding="utf-8")

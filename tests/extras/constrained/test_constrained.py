@@ -35,25 +35,38 @@ PERSON: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["bytes", "documents", "bpe", "bpe lines"])
-def generator(request: pytest.FixtureRequest) -> Generator:
+KINDS = ("bytes", "documents", "bpe", "bpe lines")
+SCHEMAS: dict[str, Any] = {"person": PERSON, "any": {"type": "object"}, "enum": {"enum": ["x", 1]}}
+WAYS: list[dict[str, Any]] = [
+    {"do_sample": False},
+    {"seed": 1},
+    {"seed": 2, "temperature": 3.0, "num_return_sequences": 2},
+]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def generator(kind: str) -> Generator:
     vocabulary: Any
-    if request.param in ("bytes", "documents"):
-        vocabulary = ByteVocabulary("none" if request.param == "bytes" else "files")
+    if kind in ("bytes", "documents"):
+        vocabulary = ByteVocabulary("none" if kind == "bytes" else "files")
     else:
-        documents: Any = "none" if request.param == "bpe" else "lines"
+        documents: Any = "none" if kind == "bpe" else "lines"
         vocabulary = learn_vocabulary(LINES, VocabularySettings(level="bpe", vocab_size=330, documents=documents))
     torch.manual_seed(0)
     config = replace(ARCHITECTURES["transformer-xl"].presets["debug"], vocab_size=vocabulary.vocab_size)
     return Generator(build_model(config), vocabulary, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "options", [{"do_sample": False}, {"seed": 1}, {"seed": 2, "temperature": 3.0, "num_return_sequences": 2}], ids=str
-)
-@pytest.mark.parametrize("schema", [PERSON, {"type": "object"}, {"enum": ["x", 1]}], ids=["person", "any", "enum"])
-def test_json_is_complete_and_valid(generator: Generator, schema: dict[str, Any], options: dict[str, Any]) -> None:
-    prompts = ["", "It was ", "x\n"]
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_json_is_complete_and_valid(generator: Generator, kind: str, name: str) -> None:
+    """All pairs of a vocabulary, a schema and a way to search."""
+    prompts, schema = ["", "It was ", "x\n"], SCHEMAS[name]
+    options = WAYS[(KINDS.index(kind) + list(SCHEMAS).index(name)) % len(WAYS)]
     found = generator.continuations(prompts, max_new_tokens=70, json_schema=schema, **options)
     for one in (one for each in found for one in each):
         jsonschema.validate(json.loads(one.text), schema)
@@ -65,9 +78,7 @@ def test_text_matches_a_regex(generator: Generator, regex: str) -> None:
         assert re.fullmatch(regex, text)
 
 
-def test_a_way_to_the_end_is_looked_for_again_only_where_the_text_leaves_it(
-    generator: Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_way_to_the_end_is_looked_for_again_only_where_the_text_leaves_it(generator, monkeypatch):
     """Each look computes a mask for every token of the way, and a text is mostly the inside of a string."""
     looks, search = [], Matcher.way_to_end
     monkeypatch.setattr(Matcher, "way_to_end", lambda *given, **how: looks.append(1) or search(*given, **how))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from time import process_time
 
 import pytest
+from growth import assert_grows_in_proportion
 
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.markdown import MOST_BRACKETS
@@ -55,17 +54,6 @@ def test_columns() -> None:
     assert document.line_of(document.segments[-1]) == SIZE + 1
     records = '{"a": {"b": "a text"}}\n' * SIZE
     assert len(read_document(records, "file", "jsonl", ["a.b"]).segments) == SIZE
-
-
-def seconds(work: Callable[[int], object], size: int) -> float:
-    """Without collections of garbage, which is other tests'."""
-    gc.disable()
-    try:
-        start = process_time()
-        work(size)
-        return process_time() - start
-    finally:
-        gc.enable()
 
 
 def translated(fragment: str, format_name: str, columns: tuple[str, ...] = ()) -> Callable[[int], object]:
@@ -126,14 +114,7 @@ WORK = {
 
 @pytest.mark.parametrize("name", WORK)
 def test_time_grows_with_the_size(name: str) -> None:
-    """A square grows 64 times."""
-    measured = []
-    for _ in range(4):
-        small, large = seconds(WORK[name], 125), seconds(WORK[name], 1000)
-        if large < 0.05 or large < 30 * small:
-            return
-        measured.append((small, large))
-    pytest.fail(f"seconds for 125 and for 1000: {measured}")
+    assert_grows_in_proportion(WORK[name], 125)
 
 
 def test_a_paragraph_of_too_many_brackets_is_named() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
+from growth import assert_grows_in_proportion
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex
@@ -195,13 +195,5 @@ FRAGMENTS = [
 
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 def test_the_time_grows_with_the_length_alone(fragment: str) -> None:
-    """A client of a server chooses the text. Eight times the text would take 64 times as long with quadratic work."""
-
-    def seconds(length: int) -> float:
-        text = fragment * (length // len(fragment))
-        began = time.process_time()
-        split_sentences(text)
-        return time.process_time() - began
-
-    short = min(seconds(10_000) for _ in range(3))
-    assert min(seconds(80_000) for _ in range(2)) < 30 * short + 0.05
+    """A client of a server chooses the text."""
+    assert_grows_in_proportion(lambda length: split_sentences(fragment * (length // len(fragment))), 10_000)

@@ -170,9 +170,7 @@ def printed(outputs: list[dict[str, Any]], name: str) -> str:
         "module://of_another.environment",
     ],
 )
-def test_a_run_in_a_kernel_has_few_lines_and_a_learning_curve(
-    kernel: Kernel, warm_program: list[str], tmp_path: Path, backend: str
-) -> None:
+def test_a_run_in_a_kernel_has_few_lines_and_a_learning_curve(kernel, warm_program, tmp_path, backend):
     """The second backend is to matplotlib what a notebook's is to one of another environment."""
     train = f"{shlex.join(warm_program)} train --preset debug --run-dir {tmp_path}"
     setting = f"export MPLBACKEND={backend}\n" if backend else ""

@@ -173,9 +173,7 @@ def ids(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_numbers_are_stored_and_a_resume_goes_on(
-    name: str, board: Board, begun: Any, tmp_path: Path, capsys: Any
-) -> None:
+def test_numbers_are_stored_and_a_resume_goes_on(name, board, begun, tmp_path, capsys):
     begun(name)
     [run] = board.runs
     assert ids(tmp_path) == {name: run}

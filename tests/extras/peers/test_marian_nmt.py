@@ -215,9 +215,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("kind", CHANGES)
-def test_what_our_model_does_not_have_is_refused_by_name(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_our_model_does_not_have_is_refused_by_name(kind, tmp_path, capsys):
     folder, (change, named) = write(tmp_path / "theirs"), CHANGES[kind]
     arrays = npz(folder / "model.npz")
     options = yaml.safe_load(arrays.pop("special:model.yml").tobytes()[:-1])

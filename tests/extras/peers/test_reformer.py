@@ -182,9 +182,7 @@ def test_factors_of_buckets_as_a_list_or_a_tuple() -> None:
         ({"causal": False, "chunks_after": 2, "local_chunks_after": 1}, 1, (8, 1), True),
     ],
 )
-def test_where_the_rounding_fault_shows(
-    changes: dict[str, Any], rounds: int, lengths: tuple[int, int], shows: bool
-) -> None:
+def test_where_the_rounding_fault_shows(changes, rounds, lengths, shows):
     """As seen with transformers 5 in float32 and float64; the answer is then named as the exact one."""
     config, state = LOADER.to_peer(build_model(replace(HELD, num_hashes=rounds, **changes)))
     ids = torch.ones(2, max(lengths), dtype=torch.int64)

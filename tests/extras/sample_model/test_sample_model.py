@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -63,13 +63,7 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_sentences")
-def test_a_run_becomes_the_packaged_model(
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    manyheads: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_run_becomes_the_packaged_model(run_dir, tmp_path, monkeypatch, manyheads, capsys):
     folder, copy = tmp_path / "packaged", tmp_path / "models" / "en-de"
     monkeypatch.setattr(packaged, "FOLDER", folder)
     assert manyheads("sample-model", copy) == 2
@@ -132,9 +126,7 @@ MADE_FROM_A_MODEL = {
 
 
 @pytest.mark.parametrize("command", MADE_FROM_A_MODEL.values(), ids=MADE_FROM_A_MODEL)
-def test_what_is_made_from_a_model_keeps_its_notice(
-    run_dir: Path, tmp_path: Path, manyheads: Callable[..., int], capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_what_is_made_from_a_model_keeps_its_notice(run_dir, tmp_path, manyheads, capsys, command):
     output, other = tmp_path / "model", tmp_path / "other"
     if "{other}" in command:  # a model that the formats of others hold
         tokenizer = tokenizer_of_folder(run_dir / "model")
@@ -194,9 +186,7 @@ def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
 
 
 @has_model
-def test_an_empty_folder_becomes_the_model_if_it_can_be_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_folder_becomes_the_model_if_it_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     assert packaged.copy_model(tmp_path / "empty")
     assert not packaged.copy_model(tmp_path / "empty")

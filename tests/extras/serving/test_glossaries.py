@@ -143,9 +143,7 @@ def test_a_key_sees_its_own_glossaries_only(keyed: TestClient, glossary: str) ->
         ({"entries": "x" * 6_100_000}, 413, "a glossary is 1,000,000"),
     ],
 )
-def test_bad_glossaries_are_refused(
-    keyed: TestClient, folder: Path, change: dict[str, Any], status: int, told: str
-) -> None:
+def test_bad_glossaries_are_refused(keyed, folder, change, status, told):
     before = sorted(folder.rglob("*"))
     form = {**FORM, **change}
     for path, body in (("/v2/glossaries", form), ("/v3/glossaries", {"name": form["name"], "dictionaries": [form]})):

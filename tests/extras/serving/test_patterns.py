@@ -81,9 +81,7 @@ def test_bad_patterns(client: TestClient, regex: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/generate", "/v1/completions", "/v1/translate"])
-def test_a_pattern_is_not_compiled_by_the_event_loop(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_a_pattern_is_not_compiled_by_the_event_loop(client, monkeypatch, path):
     """It can take seconds, in which the server would answer nobody."""
     loop: list[int] = []
     client.portal.call(lambda: loop.append(threading.get_ident()))  # type: ignore[union-attr]

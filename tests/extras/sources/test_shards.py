@@ -73,9 +73,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(prepare, tmp_path, monkeypatch):
     pairs = [(f"{en} {number}", f"{de} {number}") for number in range(4) for en, de in zip(EN, DE, strict=True)]
     write_shards(tmp_path / "shards", [{"translation": {"en": en, "de": de}} for en, de in pairs])
     (tmp_path / "one.tsv").write_bytes(text([f"{en}\t{de}" for en, de in pairs]))
@@ -87,9 +85,7 @@ def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(
     assert made[0] == made[1] == made[2]
 
 
-def test_the_keys_are_those_of_the_first_record_also_if_the_first_shards_are_empty(
-    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_keys_are_those_of_the_first_record_also_if_the_first_shards_are_empty(prepare, tmp_path, capsys):
     folder = tmp_path / "shards"
     folder.mkdir()
     rows = [json.dumps({"translation": {"en": en, "de": de}}) for en, de in zip(EN, DE, strict=True)]
@@ -216,9 +212,7 @@ def test_bad_shards(kind: str, manyheads: Run, tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(("way", "lines", "count"), [("replace", 11, "replaced"), ("skip", 10, "skipped")])
-def test_half_a_surrogate_pair_in_a_text_is_replaced_or_skipped(
-    way: str, lines: int, count: str, manyheads: Run, tmp_path: Path
-) -> None:
+def test_half_a_surrogate_pair_in_a_text_is_replaced_or_skipped(way, lines, count, manyheads, tmp_path):
     (tmp_path / "a.jsonl").write_bytes(text([json.dumps({"text": line}) for line in EN]) + HALF)
     command = ("prepare", "--task", "lm", "--level", "words", "--from", tmp_path / "a.jsonl", "--valid-bytes", "25")
     assert manyheads(*command, "--on-bad-utf8", way, "-o", tmp_path / "data") == 0
@@ -227,9 +221,7 @@ def test_half_a_surrogate_pair_in_a_text_is_replaced_or_skipped(
     assert counts["train"][f"bad_utf8_{count}"] == 1
 
 
-def test_a_shard_that_vanished_after_it_was_listed(
-    manyheads: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shard_that_vanished_after_it_was_listed(manyheads, tmp_path, monkeypatch, capsys):
     memory = fsspec.filesystem("memory")
     line = text([json.dumps({"text": "a line"})] * 9)
     for name in ("a", "b"):
@@ -319,9 +311,7 @@ def interrupted(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_error_in_a_shard_leaves_nothing_and_can_be_mended(
-    manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_in_a_shard_leaves_nothing_and_can_be_mended(manyheads, tmp_path, capsys):
     paths = write_shards(tmp_path / "shards", [{"text": line} for line in EN])
     whole = paths[0].read_bytes()
     paths[0].write_bytes(whole[:-3])
@@ -332,9 +322,7 @@ def test_an_error_in_a_shard_leaves_nothing_and_can_be_mended(
     assert manyheads(*command) == 0
 
 
-def test_other_files_beside_shards_are_named(
-    manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_beside_shards_are_named(manyheads, tmp_path, capsys):
     folder = write_shards(tmp_path / "shards", [{"text": line} for line in EN])[0].parent
     (folder / "README.md").write_text("about these data\n")
     (folder / "a.json").write_text("{}")

@@ -85,9 +85,7 @@ def refused(code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path, *word
     assert not (tmp_path / "data").exists()
 
 
-def test_sources_of_several_kinds_are_read_one_after_the_other(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sources_of_several_kinds_are_read_one_after_the_other(site, prepare, tmp_path, capsys):
     site.files = {"/a.tsv": tsv(0, 4), "/b.en.gz": gzip.compress(text(EN[4:6])), "/b.de": text(DE[4:6])}
     site.files["/c.zip"] = as_zip(CORPUS)
     folder = tmp_path / "local"
@@ -117,9 +115,7 @@ def test_a_redirect_is_followed_and_an_archive_unpacked(site: Site, prepare: Run
     assert counts(tmp_path / "data") == {"train": 6, "valid": 2, "test": 2}
 
 
-def test_a_transfer_that_broke_off_is_continued(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_transfer_that_broke_off_is_continued(site, prepare, tmp_path, capsys):
     site.files["/a.tsv"], site.broken["/a.tsv"] = tsv(0, 10), 100
     arguments = ("--from", f"url:{site.url}/a.tsv", "--valid-count", "2")
     refused(prepare(*arguments), capsys, tmp_path, "same command continues")
@@ -139,9 +135,7 @@ def test_a_kill_after_the_last_byte_is_recovered(site: Site, prepare: Run, tmp_p
     assert [wanted for _, wanted in site.requests] == [None, f"bytes={len(tsv(0, 10))}-", None]
 
 
-def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(site, prepare, tmp_path, capsys):
     site.files["/a.tsv"], site.broken["/a.tsv"] = tsv(0, 4), 50
     arguments = ("--from", f"url:{site.url}/a.tsv", "--valid-count", "2")
     refused(prepare(*arguments), capsys, tmp_path, "same command continues")
@@ -150,9 +144,7 @@ def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(
     assert counts(tmp_path / "data") == {"train": 8, "valid": 2}
 
 
-def test_another_file_at_the_same_address_needs_update(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_file_at_the_same_address_needs_update(site, prepare, tmp_path, capsys):
     site.files["/a.zip"] = as_zip({"a.tsv": tsv(0, 8)})
     arguments = ("--from", f"url:{site.url}/a.zip", "--valid-count", "2")
     assert prepare(*arguments) == 0
@@ -166,16 +158,12 @@ def test_another_file_at_the_same_address_needs_update(
 
 
 @pytest.mark.parametrize("command", [("wmt14-en-de",), ("text8", "--task", "lm")])
-def test_a_dry_run_needs_no_validation_data(
-    command: tuple[str, ...], prepare: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_needs_no_validation_data(command, prepare, capsys):
     assert prepare("--from", *command, "--dry-run") == 0
     assert "not tried" in capsys.readouterr().out
 
 
-def test_a_dry_run_fetches_nothing(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_fetches_nothing(site, prepare, tmp_path, capsys):
     site.files["/a.tsv"] = tsv(0, 4)
     arguments = ("--from", f"url:{site.url}/a.tsv", "multi30k-en-de", "--valid-count", "2", *LANGUAGES, "--dry-run")
     assert prepare(*arguments) == 0
@@ -187,9 +175,7 @@ def test_a_dry_run_fetches_nothing(
     assert not (tmp_path / "data").exists()
 
 
-def test_terms_are_accepted_by_name_and_recorded(
-    site: Site, prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terms_are_accepted_by_name_and_recorded(site, prepare, tmp_path, monkeypatch, capsys):
     site.files["/a.tsv"] = tsv(0, 8)
     digest = hashlib.sha1(tsv(0, 8)).hexdigest()
     entry = Entry(
@@ -233,9 +219,7 @@ def test_texts_of_a_language_model(site: Site, manyheads: Run, tmp_path: Path) -
     assert manifest["origin"] == dict.fromkeys(("train", "valid", "test"), wiki)
 
 
-def test_files_of_data_on_the_hub(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_data_on_the_hub(prepare, tmp_path, monkeypatch, capsys):
     with running_hub() as hub:
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
@@ -285,9 +269,7 @@ configs:
     refused(prepare("--from", "hf:owner/name", *more), capsys, tmp_path, "cannot be fetched from the hub")
 
 
-def test_sacrebleu_gives_test_sets_only(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sacrebleu_gives_test_sets_only(prepare, tmp_path, monkeypatch, capsys):
     from sacrebleu.dataset import DATASETS
 
     known: Any = DATASETS["wmt14"]
@@ -328,9 +310,7 @@ for code, lines in (("deu", {de!r}), ("eng", {en!r})):
 """
 
 
-def test_opus_and_mtdata_are_a_program_of_their_own(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_opus_and_mtdata_are_a_program_of_their_own(prepare, tmp_path, monkeypatch, capsys):
     program = tmp_path / "mtdata.py"
     program.write_text(PROGRAM.format(en=EN, de=DE), encoding="utf-8")
     monkeypatch.setenv("MANYHEADS_MTDATA", shlex.join([sys.executable, str(program)]))
@@ -436,9 +416,7 @@ def test_bad_input(
 
 
 @pytest.mark.parametrize("task", [(), ("--task", "lm")])
-def test_what_a_source_lacks_is_said_in_order(
-    task: tuple[str, ...], prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_source_lacks_is_said_in_order(task, prepare, tmp_path, capsys):
     (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
     refused(prepare(*task, "--from", "ptb"), capsys, tmp_path, "licensed by the LDC")
     refused(prepare(*task, "--from", tmp_path / "a.tsv"), capsys, tmp_path, "no validation data", "or --valid-from; or")
@@ -447,9 +425,7 @@ def test_what_a_source_lacks_is_said_in_order(
     refused(prepare(*task, *both), capsys, tmp_path, "leave it out where --valid-from is given")
 
 
-def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused(
-    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused(prepare, tmp_path, capsys):
     folder = tmp_path / "mixed"
     folder.mkdir()
     for name, content in (("train.tsv", tsv(0, 10)), ("train.en", text(EN)), ("train.de", text(DE))):
@@ -469,17 +445,13 @@ def test_what_a_folder_of_pairs_has_beside_tables_is_named_and_a_pipe_is_refused
         ('{"version": 1, "files": {"a": 3}}', "is damaged"),
     ],
 )  # fmt: skip
-def test_a_damaged_lock_has_a_remedy(
-    content: str, word: str, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_lock_has_a_remedy(content, word, prepare, tmp_path, capsys):
     (tmp_path / "sources.lock").write_text(content)
     (tmp_path / "a.tsv").write_bytes(tsv(0, 10))
     refused(prepare("--from", tmp_path / "a.tsv", "--valid-count", "2"), capsys, tmp_path, word, "; restore it, or")
 
 
-def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(
-    prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(prepare, tmp_path, capsys):
     archive = tmp_path / "a.zip"
     for end in (8, 10):
         archive.write_bytes(as_zip({"a.tsv": tsv(0, end)}))
@@ -493,36 +465,28 @@ def test_an_archive_on_the_disk_that_was_replaced_is_unpacked_again(
     assert (tmp_path / "a.zip.files" / "notes.txt").read_text() == "mine"
 
 
-def test_a_proxy_that_is_no_address(
-    prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_proxy_that_is_no_address(prepare, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MANYHEADS_SOURCES", str(tmp_path / "cache"))
     monkeypatch.setenv("https_proxy", "proxy:port")
     source = "url:https://example.org/a.tsv"
     refused(prepare("--from", source, "--valid-count", "2"), capsys, tmp_path, "https_proxy is no address")
 
 
-def test_a_disk_that_is_too_small(
-    site: Site, prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_is_too_small(site, prepare, tmp_path, monkeypatch, capsys):
     site.files["/a.tsv"] = tsv(0, 10)
     monkeypatch.setattr("manyheads.files.commit.free_bytes", lambda _: 100)
     refused(prepare("--from", f"url:{site.url}/a.tsv", "--valid-count", "2"), capsys, tmp_path, "free")
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-def test_a_size_that_the_server_hides_is_limited_too(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_size_that_the_server_hides_is_limited_too(site, prepare, tmp_path, capsys):
     site.files["/a.tsv"], site.hides_length = tsv(0, 10), True
     arguments = ("--from", f"url:{site.url}/a.tsv", "--valid-count", "2")
     refused(prepare(*arguments, "--most-bytes", "100"), capsys, tmp_path, "more than 100 bytes")
     assert prepare(*arguments) == 0
 
 
-def test_a_cache_that_was_changed_is_noticed(
-    site: Site, prepare: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cache_that_was_changed_is_noticed(site, prepare, tmp_path, capsys):
     site.files["/a.tsv"] = tsv(0, 10)
     arguments = ("--from", f"url:{site.url}/a.tsv", "--valid-count", "2")
     assert prepare(*arguments) == 0

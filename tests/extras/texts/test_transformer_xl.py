@@ -108,9 +108,7 @@ def test_the_random_numbers_of_dropout(attn_type: int) -> None:
 @pytest.mark.parametrize("attn_type", [0, 1, 2, 3])
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 @pytest.mark.parametrize(("ext_len", "same_length", "clamp_len"), [(0, False, -1), (2, True, 4), (0, True, -1)])
-def test_the_models_of_this_package(
-    attn_type: int, pre_lnorm: bool, ext_len: int, same_length: bool, clamp_len: int
-) -> None:
+def test_the_models_of_this_package(attn_type, pre_lnorm, ext_len, same_length, clamp_len):
     """Over segments, with memory, as the model to which a checkpoint converts: also where the original is wrong."""
     if attn_type == 3:
         clamp_len = -1

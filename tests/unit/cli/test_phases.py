@@ -71,9 +71,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_a_notebook_gets_fewer_lines_the_longer_the_work_takes(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notebook_gets_fewer_lines_the_longer_the_work_takes(capsys, monkeypatch):
     monkeypatch.setenv("JPY_PARENT_PID", "1")
     clock = Clock()
     lines = PhaseLines(0.0, clock)

@@ -131,9 +131,7 @@ def test_data_that_is_refused(given: Any, options: Any, error: type[Exception], 
     assert not (tmp_path / "data").exists()
 
 
-def test_a_run_from_a_preset_and_its_evaluation(
-    prepared: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_from_a_preset_and_its_evaluation(prepared, tmp_path, capfd):
     run = tmp_path / "run"
     data = {"path": prepared.path}
     result = package.train("debug", run_dir=run, data=data, training=SMALL, callbacks=["csv"])

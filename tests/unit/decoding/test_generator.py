@@ -421,9 +421,7 @@ LATE = [
 
 
 @pytest.mark.parametrize("options", LATE)
-def test_reading_a_step_late_writes_the_same(
-    ending: Generator, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reading_a_step_late_writes_the_same(ending, options, monkeypatch):
     """Tokens, stops, alternatives and pieces; but each step begins before its predecessor's tokens are read."""
     happened: list[str] = []
     step = ending.model.step

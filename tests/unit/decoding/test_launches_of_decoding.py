@@ -100,9 +100,7 @@ def _least(config: Any, sentences: int, beams: int) -> int:
         ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, BareReformer, 294, 150),
     ],
 )
-def test_launches_of_a_step_of_a_language_model(
-    name: str, preset: str, sizes: dict[str, int], bare: type[Any], bar: int, floor: int
-) -> None:
+def test_launches_of_a_step_of_a_language_model(name, preset, sizes, bare, bar, floor):
     """Log-probabilities of the next token of 32 rows; nothing waits for the device."""
     config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
     with torch.device("meta"):

@@ -164,9 +164,7 @@ def test_too_little_space_is_found_before_anything_is_written(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("save", [lambda path: write_text(path, "x"), lambda path: save_checkpoint(path, 1, {}, {})])
-def test_the_free_space_is_that_of_the_failure(
-    save: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_free_space_is_that_of_the_failure(save, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
 
     def fail(handle: int) -> None:

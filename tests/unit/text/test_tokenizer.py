@@ -106,9 +106,7 @@ ODD_PARTS = [
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word"])
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("normalize_spaces", [False, True])
-def test_many_texts_have_the_ids_of_each(
-    kind: str, lowercase: bool, normalize_spaces: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_texts_have_the_ids_of_each(kind, lowercase, normalize_spaces, monkeypatch):
     monkeypatch.setattr("manyheads.text.tokenizer.MAX_CHARS_AT_ONCE", 40)
     monkeypatch.setattr("manyheads.text.tokenizer.MOST_KNOWN_CHARS", 200)
     options = TokenizerSettings(kind=kind, vocab_size=400, lowercase=lowercase, normalize_spaces=normalize_spaces)  # type: ignore[arg-type]

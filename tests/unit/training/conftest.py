@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tiny_run import TINY_TEXT, changed
 
 from manyheads.data.settings import DataSettings
 from manyheads.data.translation.prepared import open_data
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.transformer.config import TransformerConfig
+from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig, ValidationSettings
 from manyheads.text.settings import TokenizerSettings
+from manyheads.training.run.components import assemble
 from manyheads.training.settings import OptimiserSettings, ScheduleSettings, TrainingSettings
 
 SMALL = TrainConfig(
@@ -43,9 +47,27 @@ def small(corpus: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
 
     def make(**sections: Any) -> TrainConfig:
         config = replace(SMALL, run_dir=str(tmp_path / "run"), data=replace(SMALL.data, path=str(corpus)))
-        for name, changes in sections.items():
-            new = replace(getattr(config, name), **changes) if isinstance(changes, dict) else changes
-            config = replace(config, **{name: new})
-        return config
+        made: TrainConfig = changed(config, **sections)
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def novel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded novel, prepared once."""
+    folder = tmp_path_factory.mktemp("novel")
+    assemble(TINY_TEXT, torch.device("cpu"), folder)
+    return next(folder.iterdir())
+
+
+@pytest.fixture
+def text_run(novel: Path, tmp_path: Path) -> Callable[..., TextConfig]:
+    """Makes a config of a run on the novel: from another one, with sections as dicts of changes."""
+
+    def make(base: TextConfig, run: str = "run", **sections: Any) -> TextConfig:
+        config = replace(base, run_dir=str(tmp_path / run), data=replace(base.data, path=str(novel)))
+        made: TextConfig = changed(config, **sections)
+        return made
 
     return make

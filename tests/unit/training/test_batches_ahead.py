@@ -98,9 +98,7 @@ def _files(run: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["pairs", "text"])
-def test_a_run_that_is_killed_at_any_row_has_the_bytes_of_one_without_a_thread(
-    small: Make, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_killed_at_any_row_has_the_bytes_of_one_without_a_thread(small, tmp_path, kind, monkeypatch):
     """Over the ends of epochs; the text has shorter segments at first, by the progress in steps."""
     if kind == "pairs":
         config: Any = small(training={"max_steps": 6, "save_every": 1}, data={"num_train_pairs": 60, "accumulate": 2})

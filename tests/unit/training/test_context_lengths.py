@@ -45,24 +45,6 @@ APART = changed(
 VARIED = changed(TINY_TEXT, data={"memory_len_range": (0, 12)}, schedule={"kind": "constant"})
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded novel, prepared once."""
-    folder = tmp_path_factory.mktemp("novel")
-    assemble(TINY_REFORMER, CPU, folder)
-    return next(folder.iterdir())
-
-
-@pytest.fixture
-def text(cache: Path, tmp_path: Path) -> Callable[..., TextConfig]:
-    def make(base: TextConfig, run: str = "run", **sections: Any) -> TextConfig:
-        data = replace(base.data, path=str(cache))
-        made: TextConfig = changed(replace(base, run_dir=str(tmp_path / run), data=data), **sections)
-        return made
-
-    return make
-
-
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shape of every step that a run takes."""
@@ -95,9 +77,9 @@ def differing(first: Path, second: Path) -> list[str]:
     ],
     ids=["reformer", "apart", "memory"],
 )
-def test_a_stopped_run_goes_on(text, shapes, monkeypatch, base, stops, changes_at):
+def test_a_stopped_run_goes_on(text_run, shapes, monkeypatch, base, stops, changes_at):
     """Before, at and after each change of the length, byte for byte, as if it had not stopped."""
-    whole, parted = text(base, "whole"), text(base, "parted")
+    whole, parted = text_run(base, "whole"), text_run(base, "parted")
     train(whole)
     assert changes_at is None or shapes == changes_at
     straight = shapes.copy()
@@ -115,8 +97,8 @@ def test_a_stopped_run_goes_on(text, shapes, monkeypatch, base, stops, changes_a
     assert differing(Path(whole.run_dir), Path(parted.run_dir)) == []
 
 
-def test_hashes_begin_anew_where_the_length_changes(text: Callable[..., TextConfig]) -> None:
-    config = text(GROWING)
+def test_hashes_begin_anew_where_the_length_changes(text_run: Callable[..., TextConfig]) -> None:
+    config = text_run(GROWING)
     train(config)
     memory = load_file(Path(config.run_dir) / "checkpoints" / "step-00000010" / "memory.safetensors")
     for micro in (0, 1):
@@ -124,17 +106,17 @@ def test_hashes_begin_anew_where_the_length_changes(text: Callable[..., TextConf
         assert int(memory[f"{micro}.0"]) == (first + 4) % 2**63
 
 
-def test_one_stage_is_a_run_without_a_schedule(text: Callable[..., TextConfig]) -> None:
-    plain, one = text(GROWING, "plain", data={"length_schedule": ()}), text(GROWING, "one")
+def test_one_stage_is_a_run_without_a_schedule(text_run: Callable[..., TextConfig]) -> None:
+    plain, one = text_run(GROWING, "plain", data={"length_schedule": ()}), text_run(GROWING, "one")
     one = changed(one, data={"length_schedule": ("24=1",)})
     train(plain)
     train(one)
     assert differing(Path(plain.run_dir), Path(one.run_dir)) == []
 
 
-def test_the_clock_counts_where_minutes_limit_the_run(text, shapes, monkeypatch):
+def test_the_clock_counts_where_minutes_limit_the_run(text_run, shapes, monkeypatch):
     """A resumed run begins with the share that its checkpoint has recorded."""
-    config = text(GROWING, training={"max_steps": 4, "max_minutes": 1.0})
+    config = text_run(GROWING, training={"max_steps": 4, "max_minutes": 1.0})
     now = [0.0]
     monkeypatch.setattr(manyheads.training.run.clock, "time", SimpleNamespace(monotonic=lambda: now[0]))
     read = SegmentStream.at
@@ -152,8 +134,8 @@ def test_the_clock_counts_where_minutes_limit_the_run(text, shapes, monkeypatch)
     assert shapes == [(6, 8), (2, 24)]  # 30 and 45 of 60 seconds
 
 
-def test_short_segments_train_all_positions(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    components = assemble(text(GROWING, data={"accumulate": 1}, model={"max_len": 24}), CPU, tmp_path)
+def test_short_segments_train_all_positions(text_run: Callable[..., TextConfig], tmp_path: Path) -> None:
+    components = assemble(text_run(GROWING, data={"accumulate": 1}, model={"max_len": 24}), CPU, tmp_path)
     model = components.model
     assert isinstance(model, LanguageModel)
     [batch] = components.stream.at(0, 0, 0.0)
@@ -170,9 +152,9 @@ def test_short_segments_train_all_positions(text: Callable[..., TextConfig], tmp
     assert trained(replace(batch, first_positions=None)) == 1
 
 
-def test_a_row_has_the_positions_of_its_place(text: Callable[..., TextConfig], tmp_path: Path) -> None:
+def test_a_row_has_the_positions_of_its_place(text_run: Callable[..., TextConfig], tmp_path: Path) -> None:
     """Reading from position p is reading the same tokens there within a longer sequence, up to attention."""
-    model = assemble(text(GROWING), CPU, tmp_path).model.eval()
+    model = assemble(text_run(GROWING), CPU, tmp_path).model.eval()
     assert isinstance(model, LanguageModel)
     tokens = torch.arange(24)[None].repeat(2, 1)
     embedded = model.body.embedding(tokens)  # type: ignore[operator]
@@ -222,8 +204,8 @@ def test_a_memory_of_keys_and_values_is_attended_to_as_a_whole() -> None:
         model.body(torch.zeros(1, 2, dtype=torch.int64), state=model.start(1), memory_len=5)
 
 
-def test_a_drawn_memory_reaches_the_model(text: Callable[..., TextConfig], tmp_path: Path) -> None:
-    config = text(VARIED, data={"accumulate": 1, "segment_lengths": "fixed"})
+def test_a_drawn_memory_reaches_the_model(text_run: Callable[..., TextConfig], tmp_path: Path) -> None:
+    config = text_run(VARIED, data={"accumulate": 1, "segment_lengths": "fixed"})
     components = assemble(config, CPU, tmp_path)
     train_step, model = components.train_step(), components.model
     assert isinstance(model, LanguageModel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,9 @@ from manyheads.training.run.step import TrainStep
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded novel, prepared once."""
-    folder = tmp_path_factory.mktemp("novel")
-    assemble(TINY_TEXT, CPU, folder)
-    return next(folder.iterdir())
-
-
 @pytest.fixture
-def text(cache: Path, tmp_path: Path) -> Callable[..., TextConfig]:
-    def make(run: str = "run", **sections: Any) -> TextConfig:
-        config = replace(TINY_TEXT, run_dir=str(tmp_path / run), data=replace(TINY_TEXT.data, path=str(cache)))
-        made: TextConfig = changed(config, **sections)
-        return made
-
-    return make
+def text(text_run: Callable[..., TextConfig]) -> Callable[..., TextConfig]:
+    return partial(text_run, TINY_TEXT)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -84,10 +84,7 @@ def _train_step(
     ],
     ids=["padded", "packed", "two micro-batches", "without smoothing", "Muon", "Reformer"],
 )
-def test_launches_of_a_step_of_base(
-    preset: Any, packed: bool, micro: int, smoothing: float, options: Any, most: int, floor: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_launches_of_a_step_of_base(preset, packed, micro, smoothing, options, most, floor, monkeypatch):
     """`nn.Transformer` has 1,470 in bf16.
 
     Packed attention has no mask, but torch makes zeros in each call: one forwards, and two as gradients of what nobody
@@ -156,17 +153,7 @@ def test_launches_of_a_packed_step_with_a_relative_bias_by_triton(monkeypatch: p
         ("reformer", "small", {"vocab_size": 256, "max_len": 4096}, 1, 4096, BareReformer, 1719, 785),
     ],
 )
-def test_launches_of_a_step_of_a_language_model(
-    name: str,
-    preset: str,
-    sizes: dict[str, int],
-    rows: int,
-    length: int,
-    bare: type[nn.Module],
-    bar: int,
-    floor: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_launches_of_a_step_of_a_language_model(name, preset, sizes, rows, length, bare, bar, floor, monkeypatch):
     config = replace(import_module(f"manyheads.models.{name}.config").PRESETS[preset], **sizes)
     ours, theirs = (_launches_of(make, config, rows, length, monkeypatch) for make in (build_model, bare))
     assert ours.count <= bar, ours.by_name.most_common()
@@ -368,9 +355,7 @@ def _gradients(fast: bool, precision: Any, batches: list[PairBatch]) -> tuple[di
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_weights_give_the_gradients_of_autocast(
-    count: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_narrow_weights_give_the_gradients_of_autocast(count, dtype, monkeypatch):
     batches = [_batch(SMALL, 6, 9) for _ in range(count)]
     exact, exact_loss = _gradients(False, "fp32", batches)
     cast, cast_loss = _gradients(True, "bf16", batches)

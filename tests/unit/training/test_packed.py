@@ -220,9 +220,7 @@ def test_models_that_cannot_be_packed(model: Any, message: str, small: Make) -> 
         ({"data": {"batching": "padded"}}, (9, 0), "batches are padded"),
     ],
 )
-def test_what_a_gpu_cannot_compute(
-    sections: dict[str, Any], capability: tuple[int, int], message: str, small: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_gpu_cannot_compute(sections, capability, message, small, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     sections = dict(sections)
     has_triton = sections.pop("has_triton", False)

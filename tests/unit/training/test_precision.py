@@ -257,7 +257,18 @@ def trees(corpus: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
+def one_of_each_kind() -> list[Any]:
+    """All presets; `make test` takes the first of each task, class of model and optimiser."""
+    found, kinds = [], set()
+    for name in PRESETS:
+        config = PRESETS[name]()
+        kind = type(config), type(config.model), config.optimiser.name
+        found.append(pytest.param(name, marks=[pytest.mark.slow] * (kind in kinds)))
+        kinds.add(kind)
+    return found
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_fp32_means_fp32_in_every_product(name, corpus, tmp_path, monkeypatch):
     """Training, Muon, validation, samples: of every preset, made small."""
     monkeypatch.setenv(OVERRIDE, "fp32")

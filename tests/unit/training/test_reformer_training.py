@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +31,9 @@ CPU = torch.device("cpu")
 LAST = "checkpoints/step-00000009/memory.safetensors"
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded novel, prepared once."""
-    folder = tmp_path_factory.mktemp("novel")
-    assemble(TINY_REFORMER, CPU, folder)
-    return next(folder.iterdir())
-
-
 @pytest.fixture
-def text(cache: Path, tmp_path: Path) -> Callable[..., TextConfig]:
-    def make(run: str = "run", **sections: Any) -> TextConfig:
-        data = replace(TINY_REFORMER.data, path=str(cache))
-        made: TextConfig = changed(replace(TINY_REFORMER, run_dir=str(tmp_path / run), data=data), **sections)
-        return made
-
-    return make
+def text(text_run: Callable[..., TextConfig]) -> Callable[..., TextConfig]:
+    return partial(text_run, TINY_REFORMER)
 
 
 def test_a_stopped_run_goes_on_with_its_hash_seeds(text: Callable[..., TextConfig]) -> None:

@@ -190,9 +190,7 @@ def test_segments(causal: bool) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scale", [None, 0.7])
-def test_packed_sequences_with_numbers_of_distances(
-    causal: bool, scale: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packed_sequences_with_numbers_of_distances(causal, scale, monkeypatch):
     """Attention over packed sequences uses the kernel where it is asked for, and the loop elsewhere."""
     from manyheads.nn.kernels.triton.relative import FusedAttention
 
