@@ -46,8 +46,9 @@ def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
 
     They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
     """
-    if itemsize == 4:  # where the other number of threads spilled 4 bytes on sm_80
-        return Tiles(16, 16, 4 if kernel is keys_kernel and (hashed or width <= 64) else 8, 1)
+    if itemsize == 4:  # where the other number of threads spilled 4 to 8 bytes
+        few = hashed or width <= 64 if kernel is keys_kernel else hashed and kernel is forward_kernel
+        return Tiles(16, 16, 4 if few else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
     return Tiles(32, 32, 4, 1) if kernel is keys_kernel else Tiles(64, 32, 8, 1)
@@ -448,7 +449,7 @@ def _forward(
             combine_kernel[(programs,)](
                 parts, part_normalisers, value, value if lengths is None else lengths, out, normalisers,
                 heads, length, layout.rounds,
-                VALUE=width, BLOCK_VALUE=padded(width), SIZE=POSITIONS, HAS_LENGTHS=lengths is not None, num_warps=8,
+                VALUE=width, BLOCK_VALUE=padded(width), SIZE=POSITIONS, HAS_LENGTHS=lengths is not None, num_warps=4,
             )  # fmt: skip
     return out, normalisers
 

@@ -65,8 +65,9 @@ def launch(
     **flags: bool,
 ) -> None:  # fmt: skip
     """Run a kernel, if there is anything to do. Args: given: query, key, value and others, of which some are None."""
-    widths = given[0].shape[-1], given[2].shape[-1]
-    kind = Kind(*widths, *map(padded, widths), chosen.queries, chosen.keys, precision(), **flags)
+    width, value = (int(x.shape[-1]) for x in (given[0], given[2]))
+    sizes = (width, value, padded(width), padded(value), chosen.queries, chosen.keys)
+    kind = Kind(*sizes, precision=precision(), **flags)
     # What is not given is never read, so any tensor stands for it.
     given, more = (tuple(given[0] if x is None else x for x in tensors) for tensors in (given, more))
     if programs:
