@@ -171,7 +171,7 @@ check-lm-eval:
 # The Triton kernels without a GPU: interpreted, and compiled for two cards. The first installation fetches 200 MB.
 check-triton: WITH_TRITON = PYTHONPATH=$(TRITON_VENV)/3.7.1 MANYHEADS_TYPECHECK=0
 check-triton: $(READY_DEV) $(TRITON_VENV)/3.7.1/ready
-	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_interpreted.py tests/unit/nn/kernels/test_triton_chunks.py
+	$(WITH_TRITON) TRITON_INTERPRET=1 $(BIN)/python -m pytest $(addprefix tests/unit/nn/kernels/test_triton_,interpreted.py loss.py chunks.py)
 	$(WITH_TRITON) $(BIN)/python -m pytest tests/unit/nn/kernels/test_triton_compiled.py tests/unit/training/test_launches.py -k "not test_launches or triton"
 
 # Without its dependencies: torch is there, and an older Triton needs an older numpy.

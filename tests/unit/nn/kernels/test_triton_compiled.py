@@ -1,6 +1,7 @@
-"""The Triton kernels, compiled for GPUs without one: shared memory, registers and spills are within limits.
+"""What a call of the Triton kernels launches, compiled for GPUs without one: shared memory, registers, spills, grids.
 
-Nothing is refused when they are compiled; a card refuses too much shared memory only when it runs them.
+Nothing is refused when they are compiled; a card refuses too much shared memory, or too large a grid, only when it runs
+them. The calls are those of a user, on CPU tensors that no kernel reads or writes.
 """
 
 from __future__ import annotations
@@ -8,12 +9,21 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from manyheads.nn.kernels import policy
+from manyheads.nn import fused_relative_attention, fused_relative_attention_of_segments
+from manyheads.nn.attention.local import local_attention
+from manyheads.nn.attention.lsh import LSHSettings, lsh_attention, rotations
+from manyheads.nn.attention.masks import Dense
+from manyheads.nn.kernels import modes, policy
+from manyheads.nn.kernels.loss import smoothed_loss
+from manyheads.nn.kernels.lsh import hashed_order
 
 triton = pytest.importorskip("triton", reason="the package triton is not installed; make check-triton installs it")
 
@@ -23,21 +33,8 @@ pytestmark = [
 ]
 
 SHARED_BYTES = {80: 166_912, 90: 232_448}
-ROWS = ("q_row", "q_head", "k_row", "k_head", "v_row", "v_head", "grad_row", "grad_head")
-"""Distances in memory that are multiples of 16 numbers."""
-
-
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], card: int, **options: int) -> Any:
-    """Compile a kernel. Args: types: of arguments, by name; all others are int32."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in kernel.arg_names}
-    # As at run time: tensors begin at multiples of 16 bytes, and their rows at multiples of 16 numbers.
-    aligned = [n for n, name in enumerate(kernel.arg_names) if name in types or name in ROWS]
-    hints = {(n,): [["tt.divisibility", 16]] for n in aligned if types.get(kernel.arg_names[n]) != "fp32"}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=hints)
-    return triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
+WIDEST = policy._WIDEST_TRITON_HEAD
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def spilled(code: Any, card: int, folder: Path) -> tuple[int, int]:
@@ -54,101 +51,116 @@ def spilled(code: Any, card: int, folder: Path) -> tuple[int, int]:
     )
 
 
-def check(code: Any, card: int, folder: Path) -> None:
-    assert code.metadata.shared <= SHARED_BYTES[card]
-    registers, bytes_stored = spilled(code, card, folder)
-    assert not bytes_stored, f"{registers} registers, {bytes_stored} bytes spilled"
-    assert 0 < registers * 32 * code.metadata.num_warps <= 65536  # of one block of threads
+@pytest.fixture(params=SHARED_BYTES)
+def launched(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[int], set[str]]:
+    """Compile what is launched for a card instead of running it.
 
-
-@pytest.mark.parametrize("card", SHARED_BYTES)
-@pytest.mark.parametrize(("dtype", "whole"), [("bf16", True), ("fp32", True), ("bf16", False)])
-def test_loss(dtype: str, whole: bool, card: int, tmp_path: Path) -> None:
-    from manyheads.nn.kernels.triton.loss import COLUMNS, WARPS, loss_kernel
-
-    types = {
-        "logits": f"*{dtype}", "targets": "*i64", "keep": "*u8", "numbers": "*fp32",
-        "on_target": "fp32", "share": "fp32", "count": "fp32",
-    }  # fmt: skip
-    constants = dict.fromkeys(("HAS_KEEP", "SMOOTHS", "NEEDS_ERROR"), whole) | {"BLOCK": COLUMNS}
-    check(compiled(loss_kernel, types, constants, card, num_warps=WARPS), card, tmp_path)
-
-
-@pytest.mark.parametrize("card", SHARED_BYTES)
-@pytest.mark.parametrize("width", [64, policy._WIDEST_TRITON_HEAD])
-@pytest.mark.parametrize(
-    ("dtype", "rows"), [("bf16", "mask"), ("bf16", "segments"), ("bf16", "plain"), ("fp32", "mask")]
-)
-@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
-def test_relative_attention(name: str, rows: str, dtype: str, width: int, card: int, tmp_path: Path) -> None:
-    """With what costs registers (a bias of distances, and a mask or segments, which never meet), and with nothing."""
-    from manyheads.nn.kernels.triton import relative
-
-    kernel = getattr(relative, name)
-    chosen = relative.tiles(kernel, width, 4 if dtype == "fp32" else 2)
-    names = ("query", "key", "value", "by_distance", "bias", "out", "grad_out")
-    types = dict.fromkeys((*names, *(f"grad_{name}" for name in names[:4])), f"*{dtype}")
-    types |= dict.fromkeys(("normalisers", "deltas"), "*fp32") | dict.fromkeys(("q_starts", "k_starts"), "*i32")
-    types |= {"allowed": "*u8", "scale": "fp32"}
-    constants = {
-        "WIDTH": width, "VALUE": width, "BLOCK_WIDTH": width, "BLOCK_VALUE": width, "QUERIES": chosen.queries,
-        "KEYS": chosen.keys, "CAUSAL": rows != "plain", "HAS_STARTS": rows == "segments", "HAS_BIAS": rows != "plain",
-        "HAS_MASK": rows == "mask", "PRECISION": "ieee",
-    }  # fmt: skip
-    check(compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages), card, tmp_path)
-
-
-CHUNKS = [
-    ("bucket", "bf16", 64), ("bucket", "bf16", 128), ("ring", "bf16", 128), ("local", "bf16", 64),
-    ("local", "bf16", 128), ("one", "bf16", 64),
-    *((kind, "fp32", width) for kind in ("bucket", "ring", "local") for width in (64, 128)),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("card", SHARED_BYTES)
-@pytest.mark.parametrize(("kind", "dtype", "width"), CHUNKS)
-@pytest.mark.parametrize("name", ["forward_kernel", "queries_kernel", "keys_kernel"])
-def test_chunks(name: str, kind: str, dtype: str, width: int, card: int, tmp_path: Path) -> None:
-    """Hashed attention by the rule of buckets, and with chunks around the end; local attention with penalties; and one
-    position of one head, as sizes of 1 are constants.
+    Returns: a function of a number of bytes, which checks each kernel, with at most so much shared memory, and returns
+        the names of the kernels.
     """
-    from manyheads.nn.kernels.triton import chunks
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.jit import JITFunction
 
-    kernel, is_local = getattr(chunks, name), kind in ("local", "one")
-    chosen = chunks.tiles(kernel, width, 4 if dtype == "fp32" else 2, not is_local)
-    names = ("query", "key", "value", "out", "grad_out", "grad_query", "grad_key", "grad_value", "grad_scores")
-    types = dict.fromkeys(names, f"*{dtype}") | dict.fromkeys(("normalisers", "deltas", "penalties"), "*fp32")
-    types |= {"lengths": "*i64", "order": "*i32", "buckets": "*i32", "scale": "fp32", "key_eps": "fp32"}
-    constants = {
-        "WIDTH": width, "VALUE": width, "BLOCK_WIDTH": width, "BLOCK_VALUE": width, "QUERIES": chosen.queries,
-        "KEYS": chosen.keys, "HASHED": not is_local, "CAUSAL": kind != "ring", "SLIDES": kind == "bucket",
-        "IN_BUCKET": not is_local, "WRAPS": kind == "ring", "HAS_LENGTHS": True, "HAS_PENALTIES": is_local,
-        "PRECISION": "ieee",
-    }  # fmt: skip
-    if name == "queries_kernel":
-        constants["KEEPS_SCORES"] = is_local
-    if kind == "one":
-        constants |= dict.fromkeys(("heads", "length", "rounds", "slots", "ring", "unit", "before", "distances"), 1)
-    code = compiled(kernel, types, constants, card, num_warps=chosen.warps, num_stages=chosen.stages)
-    assert code.metadata.shared <= 64 * 1024
-    check(code, card, tmp_path)
+    card, codes, run = request.param, [], JITFunction.run
+
+    def compile_(kernel: Any, *given: Any, grid: tuple[int, ...], warmup: bool, **constants: Any) -> None:
+        assert all(size <= most for size, most in zip(grid, (2**31 - 1, 65_535, 65_535), strict=False))
+        codes.append(run(kernel, *given, grid=grid, warmup=True, **constants))
+
+    def check(most_shared: int) -> set[str]:
+        for code in codes:
+            assert code.metadata.shared <= most_shared <= SHARED_BYTES[card]
+            assert not re.search(r"tf32|\b(atom|red)\.", code.asm["ptx"])  # in full precision; sums in a fixed order
+            registers, bytes_stored = spilled(code, card, tmp_path)
+            assert not bytes_stored, f"{code.metadata.name}: {registers} registers, {bytes_stored} bytes spilled"
+            assert 0 < registers * 32 * code.metadata.num_warps <= 65536  # of one block of threads
+        return {code.metadata.name.removesuffix("_kernel") for code in codes}
+
+    monkeypatch.setattr(JITFunction, "run", compile_)
+    monkeypatch.setattr(policy, "_is_new_nvidia", lambda device: True)
+    here = SimpleNamespace(
+        get_current_device=lambda: card, get_current_stream=lambda _: 0,
+        get_current_target=lambda: GPUTarget("cuda", card, 32),
+    )  # fmt: skip
+    monkeypatch.setattr(triton.runtime.driver, "_active", here)
+    return check
 
 
-@pytest.mark.parametrize("card", SHARED_BYTES)
-@pytest.mark.parametrize("name", ["hash_kernel", "order_kernel", "combine_kernel"])
-def test_hashing_and_rounds(name: str, card: int, tmp_path: Path) -> None:
-    from manyheads.nn.kernels.triton import chunks, hashing
+@pytest.mark.parametrize(("dtype", "whole"), [("bf16", True), ("fp32", True), ("bf16", False)])
+def test_loss(dtype: str, whole: bool, launched: Callable[[int], set[str]]) -> None:
+    hidden, weight = torch.zeros(3, 8, dtype=DTYPES[dtype]), torch.zeros(5000, 8, dtype=DTYPES[dtype])
+    keep = torch.tensor([True, False, True]) if whole else None
+    with modes.using_triton():
+        smoothed_loss(hidden.requires_grad_(whole), torch.zeros(3, dtype=torch.int64), weight, None,
+                      0.1 * whole, 2048, "others", 1, keep)  # fmt: skip
+    assert launched(1024) == {"loss"}
 
-    types = dict.fromkeys(("vectors", "parts", "value", "out"), "*bf16") | {"lengths": "*i64", "keys": "*i64"}
-    types |= {"rotations": "*fp32", "order": "*i32", "part_normalisers": "*fp32", "normalisers": "*fp32"}
-    widest = policy._WIDEST_TRITON_HEAD
-    constants = {
-        "hash_kernel": {
-            "FACTORS": (16, 64), "WIDTH": widest, "POSITIONS": hashing.POSITIONS, "COLUMNS": hashing.COLUMNS,
-            "DIRECTIONS": hashing.DIRECTIONS, "HAS_LENGTHS": True, "PRECISION": "ieee",
-        },
-        "order_kernel": {"SLOTS": hashing.SLOTS},
-        "combine_kernel": {"VALUE": widest, "BLOCK_VALUE": widest, "SIZE": chunks.POSITIONS, "HAS_LENGTHS": True},
-    }[name]  # fmt: skip
-    kernel = getattr(chunks if name == "combine_kernel" else hashing, name)
-    check(compiled(kernel, types, constants, card, num_warps=4, num_stages=1), card, tmp_path)
+
+ROWS = {  # queries and keys; whether their numbers are multiples of 16 decides how they are loaded
+    "mask": (50, 83), "masked multiples of 16": (48, 80), "segments": (50, 83), "plain": (50, 83), "one": (1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [64, WIDEST])
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [*(("bf16", rows) for rows in ROWS), ("fp32", "mask"), ("fp32", "segments")]
+)
+def test_relative_attention(rows: str, dtype: str, width: int, launched: Callable[[int], set[str]]) -> None:
+    """With what costs registers (a bias of distances, and a mask or segments, which never meet), with nothing, and
+    with one position of one head, as sizes of 1 are constants.
+    """
+    (q_len, k_len), heads = ROWS[rows], 1 if rows == "one" else 2
+    lanes = heads
+    both_ways = rows == "plain"
+    distances = k_len + (q_len - 1) * both_ways
+    make = lambda *shape: torch.zeros(shape, dtype=DTYPES[dtype]).requires_grad_()  # noqa: E731
+    parts = (make(heads, distances, width), make(heads, width), make(heads, width))
+    parts = (*parts, None if both_ways else make(heads, distances))
+    q, k, v = (make(lanes, n, heads, width) for n in (q_len, k_len, k_len))
+    if rows == "segments":
+        starts = [torch.arange(lanes + 1) * n for n in (q_len, k_len)]
+        tokens = [x.flatten(0, 1) for x in (q, k, v)]
+        out = fused_relative_attention_of_segments(*tokens, *parts, *starts, q_len, k_len)
+    else:
+        mask = Dense(torch.ones(lanes, 1, q_len, k_len, dtype=torch.bool)) if "mask" in rows else None
+        out = fused_relative_attention(*(x.transpose(1, 2) for x in (q, k, v)), *parts, mask, not both_ways)
+    out.sum().backward()
+    assert launched(68 * 1024) == {"forward", "queries", "keys"}
+
+
+HASHED = {
+    "bucket": LSHSettings(chunk_len=64, num_hashes=2),
+    "ring": LSHSettings(
+        chunk_len=64, num_hashes=2, visible="chunk", wrap=True, look_across_rounds=True, causal=False,
+        within_bucket=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [64, WIDEST])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["bucket", "ring", "local", "local, both ways", "one"])
+def test_chunks(kind: str, dtype: str, width: int, launched: Callable[[int], set[str]]) -> None:
+    """Hashed attention by the rule of buckets, and with chunks around the end; local attention with and without
+    penalties; and one position of one head.
+    """
+    length, heads = (1, 1) if kind == "one" else (150, 2)
+    q, k, v = (torch.zeros(heads, length, heads, width, dtype=DTYPES[dtype]).transpose(1, 2).requires_grad_()
+               for _ in range(3))  # fmt: skip
+    lengths = torch.full((heads,), length)
+    with modes.using_triton():
+        if kind in HASHED:
+            order = hashed_order(q, rotations(0, heads, width, 2, (8, 4)), (8, 4), HASHED[kind], lengths)
+            assert order.shape == (heads, heads, 2, 192)
+            out = lsh_attention(q, v, torch.zeros(heads, heads, 2, length).long(), HASHED[kind], lengths=lengths)
+        else:
+            penalties = None if kind == "local, both ways" else torch.zeros(heads, 4 * length, requires_grad=True)
+            out = local_attention(
+                q, k, v, chunk_len=64, causal=penalties is not None, chunks_after=int(penalties is None),
+                penalties=penalties, lengths=lengths,
+            )  # fmt: skip
+    out.sum().backward()
+    more = {"hash", "order", "combine"} if kind in HASHED else set()
+    assert launched(57 * 1024) == {"forward", "queries", "keys", *more}

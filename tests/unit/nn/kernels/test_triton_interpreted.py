@@ -1,8 +1,10 @@
-"""The Triton kernels, interpreted on a CPU, against the formulas in float64. bfloat16 cannot be interpreted."""
+"""Relative attention by Triton kernels, interpreted on a CPU, against loops and formulas in float64.
+
+bfloat16 cannot be interpreted.
+"""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +19,9 @@ from manyheads.nn import fused_relative_attention, fused_relative_attention_of_s
 from manyheads.nn.attention.masks import Causal, Dense, Lengths, Mask, Segments, Window, dense_mask
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import dot_product_attention
-from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
+from manyheads.nn.kernels.loss import smoothed_loss
 from manyheads.nn.kernels.relative import relative_attention
 
 pytest.importorskip("triton", reason="the package triton is not installed; make check-triton installs it")
@@ -32,7 +33,7 @@ pytestmark = [
 ]
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
-ROWS, WIDTH, VOCAB, PAD = 6, 8, 4100, 3  # one and a bit of the columns that a program reads at once
+WIDTH = 8
 
 
 @pytest.fixture(autouse=True)
@@ -45,59 +46,6 @@ def close(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
     assert found.isfinite().all()
     atol = TOLERANCE[dtype] * max(1.0, wanted.abs().max().item())
     torch.testing.assert_close(found.double(), wanted.double(), atol=atol, rtol=0)
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(
-    ("smoothing", "kind", "padding"), [(0.0, "all", -math.inf), (0.1, "all", 0.0), (0.3, "others", -math.inf)]
-)
-def test_loss(dtype, smoothing, kind, padding):
-    """Padding has a bias of -inf where it has no share; one row has no loss."""
-    hidden, weight, bias = torch.randn(ROWS, WIDTH), torch.randn(VOCAB, WIDTH), torch.randn(VOCAB)
-    bias[PAD], bias[-1] = padding, 9.0  # the maximum changes in the last columns
-    targets = torch.tensor([4, VOCAB - 1, 9, 9, 4096, 5])
-    keep = torch.arange(ROWS) != 2
-    wide = [x.to(dtype).double().requires_grad_() for x in (hidden, weight, bias)]
-    loss, nll = plain_loss(wide[0][keep], targets[keep], *wide[1:], smoothing, kind, PAD)
-    wanted = torch.autograd.grad(loss * 0.5, wide)
-    given = [x.to(dtype).requires_grad_() for x in (hidden, weight, bias)]
-    with modes.using_triton():
-        found, found_nll = smoothed_loss(given[0], targets, *given[1:], smoothing, 2048, kind, PAD, keep)
-        without_error, _ = smoothed_loss(*[x.detach() for x in given[:1]], targets, *[x.detach() for x in given[1:]],
-                                         smoothing, 2048, kind, PAD, keep)  # fmt: skip
-    grads = torch.autograd.grad(found * 0.5, given)
-    assert found.dtype == torch.float32
-    close(found, loss, dtype)
-    close(found_nll, nll, dtype)
-    assert without_error == found
-    for one, other in zip(grads, wanted, strict=True):
-        close(one, other, dtype)
-
-
-def test_a_row_without_loss_is_not_read_and_another_nan_is_kept() -> None:
-    from manyheads.nn.kernels.triton.loss import loss_of_rows
-    from manyheads.nn.smoothing import spread
-
-    logits = torch.randn(3, 10)
-    logits[1], logits[2, 4] = math.nan, math.nan
-    sums = loss_of_rows(
-        logits[:2], torch.tensor([1, -100]), torch.tensor([True, False]), spread("all", 0.1, 10), None, True
-    )
-    assert sums.isfinite().all()
-    assert logits[0].any()
-    assert not logits[1].any()
-    whole = loss_of_rows(logits[2:], torch.tensor([1]), None, spread("all", 0.0, 10), None, True)
-    assert whole[0].isnan()
-
-
-def test_loss_of_a_head_in_the_fast_mode() -> None:
-    head, hidden = LinearHead(WIDTH, 11, bias=True), torch.randn(2, 3, WIDTH)
-    keep = torch.tensor([[True] * 3, [True, False, False]])
-    targets = torch.randint(4, 11, (2, 3))
-    wanted = head.loss(hidden, targets, keep, label_smoothing=0.1)
-    with modes.fast(), modes.using_triton():
-        found = head.loss(hidden, targets, keep, label_smoothing=0.1)
-    torch.testing.assert_close(found, wanted)
 
 
 def inputs(q_len: int, k_len: int, width: int, value: int, causal: bool, dtype: torch.dtype) -> list[Any]:
@@ -142,15 +90,131 @@ def test_relative_attention(sizes, causal, mask, dtype):
     )
 
 
-def test_relative_attention_against_the_loop() -> None:
-    given = inputs(3, 5, 4, 5, True, torch.float32)
-    found = fused_relative_attention(*given)
-    positions, u, v, bias = given[3:]
-    wanted = naive_relative_attention(
-        *given[:3], lambda d: positions[:, 4 - d], u, v, lambda d: bias[:, 4 - d],
-        dense_mask(Causal(), 3, 5, torch.device("cpu"), 2),
+@pytest.mark.parametrize("causal", [True, False])
+def test_relative_attention_against_the_loop(causal: bool) -> None:
+    given = inputs(3, 5, 4, 5, causal, torch.float32)
+
+    def loop(*parts: Tensor) -> Tensor:
+        positions, u, v, bias = parts[3:]
+        allowed = dense_mask(Causal(), 3, 5, torch.device("cpu"), 2) if causal else None
+        return naive_relative_attention(
+            *parts[:3], lambda d: positions[:, 4 - d], u, v, lambda d: bias[:, 4 - d], allowed
+        )
+
+    compare(lambda *parts: fused_relative_attention(*parts, causal=causal), loop, given)
+
+
+EMPTY = {
+    "no keys": (3, 0, False, 2),
+    "no queries": (0, 4, True, 2),
+    "nothing": (0, 0, True, 2),
+    "no rows": (3, 4, True, 0),
+}
+
+
+@pytest.mark.parametrize(("q_len", "k_len", "causal", "rows"), EMPTY.values(), ids=EMPTY)
+def test_nothing_to_attend_to(q_len: int, k_len: int, causal: bool, rows: int) -> None:
+    """The result is empty or zero, and all gradients are zeros."""
+    given = inputs(q_len, k_len, 8, 8, causal, torch.float32)
+    given = [x if n > 2 else x.detach()[:rows].requires_grad_() for n, x in enumerate(given)]
+    out = fused_relative_attention(*given, causal=causal)
+    assert out.shape == (rows, 2, q_len, 8)
+    assert not out.any()
+    for x, grad in zip(given, torch.autograd.grad(out.sum(), given), strict=True):
+        assert grad.shape == x.shape
+        assert not grad.any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_that_sees_nothing_and_a_key_that_nothing_sees(causal: bool) -> None:
+    given = inputs(20, 37, 8, 8, causal, torch.float32)
+    shown = torch.rand(2, 2, 20, 37) > 0.3
+    shown[0, :, 3], shown[1, :, :, 5] = False, False
+    attend = lambda *parts: fused_relative_attention(*parts, Dense(shown), causal)  # noqa: E731
+    compare(attend, lambda *parts: relative_attention(*parts, Dense(shown), 0.0, causal), given)
+    out = attend(*given)
+    grads = torch.autograd.grad(out.sum(), given)
+    assert not out[0, :, 3].any()
+    assert not grads[0][0, :, 3].any()
+    assert not grads[1][1, :, 5].any()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 3, 2, 0), (3, 2, 1, 0)])
+def test_inputs_that_lie_in_any_order(order: tuple[int, ...]) -> None:
+    """Also in masks, and in the gradient of the result; heads may share keys, and keys may lie far apart."""
+
+    def moved(x: Tensor) -> Tensor:
+        back = sorted(range(4), key=order.__getitem__)
+        return x.detach().permute(order).contiguous().permute(back)
+
+    given = inputs(6, 20, 8, 24, False, torch.float32)
+    given = [moved(x).requires_grad_() if n < 3 else x for n, x in enumerate(given)]
+    mask = Dense(moved(torch.rand(2, 2, 6, 20) > 0.2))
+    compare(
+        lambda *parts: fused_relative_attention(*parts, mask, False),
+        lambda *parts: relative_attention(*parts, mask, 0.0, False), given,
     )  # fmt: skip
-    close(found, wanted, torch.float32)
+    shared = [x.detach()[:, :1].expand(-1, 2, -1, -1) for x in given[1:3]]
+    out = fused_relative_attention(given[0], *shared, *given[3:], mask, False)
+    wanted = relative_attention(given[0], *shared, *given[3:], mask, 0.0, False)
+    torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
+    factor = moved(torch.randn(2, 2, 6, 24))
+    for one, other in zip(*(torch.autograd.grad(x, given[0], factor) for x in (out, wanted)), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_rows_more_than_two_to_the_31_numbers_apart() -> None:
+    """The memory between them is never touched."""
+    apart, k_len = 1 << 25, 70
+    memory = torch.empty(k_len * apart, dtype=torch.float16)  # 4.7 GB of addresses
+    query, key, value, *parts = (x.detach() for x in inputs(3, k_len, 8, 8, True, torch.float16))
+    given = [query[:1], key[:1], value[:1]]
+    wanted = fused_relative_attention(*given, *parts)
+    for n in (1, 2):
+        far = memory.view(k_len, apart)[:, 16 * n : 16 * n + 16].view(k_len, 2, 8).transpose(0, 1)[None]
+        given[n] = far.copy_(given[n])
+    assert torch.equal(fused_relative_attention(*given, *parts), wanted)
+
+
+def test_addresses_of_scores_have_64_bits() -> None:
+    import triton
+    import triton.language as tl
+
+    from manyheads.nn.kernels.triton.relative import _addresses
+    from manyheads.nn.kernels.triton.tiles import Kind
+
+    globals().update(tl=tl, _addresses=_addresses)
+
+    @triton.jit
+    def distances(x, out, row, column, row_stride, column_stride, KIND: tl.constexpr):  # noqa: N803
+        at = _addresses(x, row, column, row_stride, column_stride, KIND).to(tl.int64) - x.to(tl.int64)
+        tl.store(out + tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :], at)
+
+    kind = Kind(16, 16, 16, 16, 16, 16, "ieee", causal=True, has_bias=False)
+    out, x = torch.zeros(16, 16, dtype=torch.int64), torch.zeros(1, dtype=torch.float16)
+    far = 1 << 17
+    distances[(1,)](x, out, far, 2 * far, far - 1, far + 1, KIND=kind)
+    steps = torch.arange(16)
+    assert torch.equal(out, 2 * ((far + steps[:, None]) * (far - 1) + (2 * far + steps) * (far + 1)))
+
+
+def test_float32_is_multiplied_as_torch_multiplies_it() -> None:
+    """In full precision unless the user allows TF32, by the older setting or the newer one."""
+    from manyheads.nn.kernels.triton.tiles import precision
+
+    assert precision() == "ieee"
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert precision() == "tf32"
+        torch.set_float32_matmul_precision("highest")
+        assert precision() == "ieee"
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert precision() == "tf32"
+        given = [x.detach() for x in inputs(3, 5, 8, 8, True, torch.float32)]
+        torch.testing.assert_close(fused_relative_attention(*given), relative_attention(*given), atol=1e-2, rtol=1e-2)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_without_biases_of_distances() -> None:
@@ -184,6 +248,11 @@ def test_segments(causal: bool) -> None:
     longer = [*given[:3], given[3][:, 1:], *given[4:6], given[6][:, 1:]]
     with pytest.raises(ShapeError, match="a segment has length 40, which is more than max_k 39"):
         fused_relative_attention_of_segments(*longer, q_starts, k_starts, max_q, 39, causal)
+    with pytest.raises(ShapeError, match="cu_seqlens_k ends at 50, but there are 49 rows"):
+        fused_relative_attention_of_segments(given[0], given[1][:49], given[2][:49], *given[3:], *starts)
+    spread = [torch.stack([x.int(), x.int() + 7], 1)[:, 0] for x in (q_starts, k_starts)]  # not adjacent in memory
+    wanted = fused_relative_attention_of_segments(*given, *starts)
+    assert torch.equal(fused_relative_attention_of_segments(*given, *spread, *starts[2:]), wanted)
     with pytest.raises(ShapeError, match="give both one number more than there are segments"):
         fused_relative_attention_of_segments(*given, q_starts[:-1], *starts[1:])
 

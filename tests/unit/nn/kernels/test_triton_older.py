@@ -16,7 +16,12 @@ FOLDER = Path(__file__).parents[4] / ".venv-triton" / "3.6.0"
 @pytest.mark.skipif(not (FOLDER / "ready").exists(), reason="make check-long installs Triton 3.6.0")
 @pytest.mark.parametrize(
     ("file", "interprets"),
-    [("test_triton_interpreted", "1"), ("test_triton_chunks", "1"), ("test_triton_compiled", "0")],
+    [
+        ("test_triton_interpreted", "1"),
+        ("test_triton_loss", "1"),
+        ("test_triton_chunks", "1"),
+        ("test_triton_compiled", "0"),
+    ],
 )
 def test_with_triton_3_6(file: str, interprets: str) -> None:
     paths = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])

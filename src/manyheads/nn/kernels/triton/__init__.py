@@ -28,16 +28,9 @@ def _packed(x: Tensor) -> Tensor:
 
 
 def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    content_bias: Tensor,
-    position_bias: Tensor | None,
-    distance_bias: Tensor | None,
-    allowed: Tensor | None,
-    *lanes: Any,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, content_bias: Tensor, position_bias: Tensor | None,
+    distance_bias: Tensor | None, allowed: Tensor | None, *lanes: Any,
+) -> Tensor:  # fmt: skip
     """Compute the scores by distance with torch, and the rest with the kernels, for packed rows.
 
     Args: lanes: the fields of `triton.relative.Lanes`.
@@ -52,8 +45,6 @@ def _attend(
         by_distance = torch.bmm(position_query.transpose(0, 1), positions.to(dtype).transpose(1, 2))
     bias = None if distance_bias is None else distance_bias.contiguous()
     key, value = (_rows_in_memory(x.to(dtype)) for x in (key, value))
-    if not query.shape[0]:
-        return query.new_zeros(0, query.shape[1], value.shape[-1])
     given = (_rows_in_memory(content_query), key, value, by_distance.contiguous(), bias, allowed)
     from manyheads.nn.kernels.triton.relative import FusedAttention, Lanes
 
@@ -124,7 +115,7 @@ def fused_relative_attention_of_segments(
         cu_seqlens_q, cu_seqlens_k: where each segment's queries and keys begin, and the last end. A segment's queries
             are the last of its keys.
         max_q, max_k: upper bounds of the segments' lengths. On a GPU they are not checked, because the host would wait:
-            in a longer segment queries and distances are left out, and gradients are wrong.
+            in a longer segment queries and distances are left out, and gradients are wrong. Nor are the ends.
 
     Returns: zeros for queries that belong to no segment.
     Raises: as `fused_relative_attention`.
@@ -137,9 +128,11 @@ def fused_relative_attention_of_segments(
             " both one number more than there are segments."
         )
     if policy.can_look(query):
-        for name, one, most in zip("qk", starts, (max_q, max_k), strict=True):
+        for name, one, most, rows in zip("qk", starts, (max_q, max_k), (len(query), len(key)), strict=True):
             longest = int(one.diff().max()) if one.numel() > 1 else 0
             if longest > most:
                 raise ShapeError(f"a segment has length {longest}, which is more than max_{name} {most}; give more.")
+            if (end := int(one[-1])) > rows:
+                raise ShapeError(f"cu_seqlens_{name} ends at {end}, but there are {rows} rows; give as many.")
     parts = (positions, content_bias, position_bias, distance_bias, None)
     return _attend(query, key, value, *parts, len(starts[0]) - 1, max_q, max_k, max_k - 1, causal, *starts)

@@ -13,7 +13,7 @@ Tensors are (batch, length, heads, width) and contiguous; parts of rounds (batch
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,18 @@ from torch import Tensor
 
 from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels.modes import first_derivative_only
-from manyheads.nn.kernels.triton.relative import Tiles
+from manyheads.nn.kernels.triton.tiles import (
+    Tiles,
+    add_queries,
+    errors_of,
+    finish,
+    include,
+    launch,
+    load_rows,
+    padded,
+    store_rows,
+    wide,
+)
 
 POSITIONS = 32
 """Positions of which a program combines the rounds."""
@@ -35,163 +46,163 @@ def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
 
     They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
     """
-    if itemsize == 4:  # where the other number of threads spilled 4 bytes on sm_80
-        return Tiles(16, 16, 4 if kernel is keys_kernel and (hashed or width <= 64) else 8, 1)
+    if itemsize == 4:  # where the other number of threads spilled 4 to 8 bytes
+        few = hashed or width <= 64 if kernel is keys_kernel else hashed and kernel is forward_kernel
+        return Tiles(16, 16, 4 if few else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
     return Tiles(32, 32, 4, 1) if kernel is keys_kernel else Tiles(64, 32, 8, 1)
 
 
 @triton.jit
-def load_rows(x, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
+def load_of_head(x, at, heads, columns, WIDTH: tl.constexpr):
     """Load rows of one head; zeros where the position `at` is negative, and beyond WIDTH. (positions, columns)"""
-    x += (batch.to(tl.int64) * length * heads + head) * WIDTH
-    inside = (at >= 0)[:, None] & (columns < WIDTH)[None, :]
-    return tl.load(x + at.to(tl.int64)[:, None] * (heads * WIDTH) + columns[None, :], mask=inside, other=0.0)
+    return load_rows(x, at.to(tl.int64), heads * WIDTH, at >= 0, columns, WIDTH)
 
 
 @triton.jit
-def _store_rows(x, values, batch, head, heads, length, at, columns, WIDTH: tl.constexpr):
+def _store_of_head(x, values, at, heads, columns, WIDTH: tl.constexpr):
     """Store rows of one head at positions that are not negative."""
-    x += (batch.to(tl.int64) * length * heads + head) * WIDTH
-    inside = (at >= 0)[:, None] & (columns < WIDTH)[None, :]
-    at = at.to(tl.int64)[:, None] * (heads * WIDTH) + columns[None, :]
-    tl.store(x + at, values.to(x.dtype.element_ty), mask=inside)
+    store_rows(x, values, at.to(tl.int64), heads * WIDTH, at >= 0, columns, WIDTH)
 
 
 @triton.jit
-def _block(lengths, heads, length, rounds, slots, ring, unit, HAS_LENGTHS: tl.constexpr, SIZE: tl.constexpr):
-    """Return this program's row of the batch and head, how many positions are real, the first slot of its ring, and
-    within the ring the first slots of its block and of its unit.
+def _block(given, sizes, KIND: tl.constexpr, SIZE: tl.constexpr):
+    """Return what this program's row and block have: the tensors of positions of the head; those of slots of the ring;
+    the row's real positions; the first slots of block and unit in the ring; numbers before those of the head; the same
+    for parts of rounds; the round; and the row's number.
     """
+    query, key, value, order, buckets, lengths, penalties = given
+    heads, length, rounds, slots, ring, unit, _, _, distances, _, _ = sizes
     each = tl.cdiv(unit, SIZE)
     blocks, rings = ring // unit * each, rounds * slots // ring
     block, line = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     batch, head = line // rings // heads, line // rings % heads
     real = length
-    if HAS_LENGTHS:
+    if KIND.has_lengths:
         real = tl.load(lengths + batch).to(tl.int32)
-    first = block // each * unit
-    return batch, head, real, line % rings * ring, first + block % each * SIZE, first
+    unit_first = block // each * unit
+    first, ring_first = unit_first + block % each * SIZE, line % rings * ring
+    row = wide(batch) * heads + head
+    in_order, turn = row * rounds * slots + ring_first, (ring_first + first) // slots
+    of_head, of_part = wide(batch) * length * heads + head, (wide(batch) * rounds + turn) * length * heads + head
+    rows = (query + of_head * KIND.width, key + of_head * KIND.width, value + of_head * KIND.value_width)
+    ordered = (order + in_order, buckets + in_order, penalties + head * distances)
+    return rows, ordered, real, (first, unit_first), of_head, of_part, turn, row
 
 
 @triton.jit
-def _window(first, low, ring, unit, before, after, SIZE: tl.constexpr, SLIDES: tl.constexpr, WRAPS: tl.constexpr):
-    """Return where the slots begin and end that are around a block, or around its unit, which begins at `low`."""
+def _window(firsts, sizes, SIZE: tl.constexpr, OF_KEYS: tl.constexpr, KIND: tl.constexpr):
+    """Return where the slots begin and end that a block of queries may see, or that may see a block of keys."""
+    first, low = firsts
+    _, _, _, _, ring, unit, before, after, _, _, _ = sizes
+    if OF_KEYS:
+        before, after = after, before
     begin, end = low - before, low + unit + after
-    if SLIDES:
+    if KIND.slides:
         begin, end = first - before, first + SIZE + after
-    if not WRAPS:
+    if not KIND.wraps:
         begin, end = tl.maximum(begin, 0), tl.minimum(end, ring)
+        if KIND.causal and not KIND.hashed:
+            begin, end = (tl.maximum(begin, first), end) if OF_KEYS else (begin, tl.minimum(end, first + SIZE))
     return begin, end
 
 
 @triton.jit
-def _positions(
-    order, buckets, slots, end, ring, real, HASHED: tl.constexpr, IN_BUCKET: tl.constexpr, WRAPS: tl.constexpr
-):
-    """Return the positions of slots, the same with -1 for padding, and the buckets."""
-    inside = slots < end
+def _slots(ordered, first, end, real, ring, WRAPS: tl.constexpr, SIZE: tl.constexpr, KIND: tl.constexpr):
+    """Return slots, their positions, the same with -1 for padding, and their buckets."""
+    order, buckets, _ = ordered
+    slots = first + tl.arange(0, SIZE)
+    inside, found = slots < end, slots
     if WRAPS:
-        slots = (slots % ring + ring) % ring
-    at, bucket = slots, slots
-    if HASHED:
-        at = tl.load(order + slots, mask=inside, other=-2) >> 1
-    if IN_BUCKET:
-        bucket = tl.load(buckets + slots, mask=inside, other=0)
-    return at, tl.where(inside & (at < real), at, -1), bucket
+        found = (slots % ring + ring) % ring
+    at, bucket = found, found
+    if KIND.hashed:
+        at = tl.load(order + found, mask=inside, other=-2) >> 1
+    if KIND.in_bucket:
+        bucket = tl.load(buckets + found, mask=inside, other=0)
+    return slots, at, tl.where(inside & (at < real), at, -1), bucket
+
+
+@triton.jit
+def _own_slots(ordered, firsts, real, sizes, SIZE: tl.constexpr, KIND: tl.constexpr):
+    """Return the `_slots` of a block, with -1 for positions of others."""
+    first, low = firsts
+    _, length, _, _, ring, unit, _, _, _, _, _ = sizes
+    block, given, at, bucket = _slots(ordered, first, low + unit, real, ring, False, SIZE, KIND)
+    return block, tl.where((block < low + unit) & (given < length), given, -1), at, bucket
 
 
 @triton.jit
 def _unit_length(rows, key_eps):
     """Return rows with length 1, in their dtype, and the factor of each. Args: key_eps: added to the sum of squares."""
-    wide = rows.to(tl.float32)
-    squares = tl.sum(wide * wide, 1) + key_eps
+    long = rows.to(tl.float32)
+    squares = tl.sum(long * long, 1) + key_eps
     factors = tl.where(squares > 0.0, tl.rsqrt(tl.where(squares > 0.0, squares, 1.0)), 0.0)  # 0 x inf would be NaN
-    return (wide * factors[:, None]).to(rows.dtype), factors
+    return (long * factors[:, None]).to(rows.dtype), factors
 
 
 @triton.jit
-def _scores(
-    q, k, q_slots, q_at, q_bucket, k_slots, k_at, k_bucket, penalties, distances, before, scale,
-    HASHED: tl.constexpr, CAUSAL: tl.constexpr, SLIDES: tl.constexpr, IN_BUCKET: tl.constexpr,
-    HAS_PENALTIES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+def _scores(q, k, q_of, k_of, ordered, sizes, KIND: tl.constexpr):
     """Return the scores of a tile times log2(e), -inf where a query does not see a key, and where it does.
 
-    Args: q_slots, k_slots: they do not begin again where a ring ends. penalties: of this head.
+    Args: q_of, k_of: results of `_slots`, whose slots do not begin again where a ring ends.
     """
+    q_slots, _, q_at, q_bucket = q_of
+    k_slots, _, k_at, k_bucket = k_of
+    _, _, _, _, _, _, before, _, distances, scale, _ = sizes
     seen = (q_at >= 0)[:, None] & (k_at >= 0)[None, :]
     behind = q_slots[:, None] - k_slots[None, :]
-    if SLIDES:  # in a bucket the slots are in order of position
+    if KIND.slides:  # in a bucket the slots are in order of position
         seen &= (behind > 0) & (behind <= before)
-    elif CAUSAL and HASHED:
+    elif KIND.causal and KIND.hashed:
         seen &= k_at[None, :] < q_at[:, None]
-    elif CAUSAL:
+    elif KIND.causal:
         seen &= k_at[None, :] <= q_at[:, None]
-    elif HASHED:
+    elif KIND.hashed:
         seen &= k_at[None, :] != q_at[:, None]
-    if IN_BUCKET:
+    if KIND.in_bucket:
         seen &= q_bucket[:, None] == k_bucket[None, :]
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * 1.4426950408889634)
-    if HAS_PENALTIES:
+    scores = tl.dot(q, tl.trans(k), input_precision=KIND.precision) * (scale * 1.4426950408889634)
+    if KIND.has_bias:
         at = tl.minimum(tl.abs(behind), distances - 1)
-        scores -= tl.load(penalties + at, mask=seen, other=0.0).to(tl.float32) * 1.4426950408889634
+        scores -= tl.load(ordered[2] + at, mask=seen, other=0.0).to(tl.float32) * 1.4426950408889634
     return tl.where(seen, scores, -float("inf")), seen
 
 
 @triton.jit
-def forward_kernel(
-    query, key, value, order, buckets, lengths, penalties, out, normalisers,
-    heads, length, rounds, slots, ring, unit, before, after, distances, scale, key_eps,
-    WIDTH: tl.constexpr, VALUE: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, HASHED: tl.constexpr, CAUSAL: tl.constexpr, SLIDES: tl.constexpr,
-    IN_BUCKET: tl.constexpr, WRAPS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_PENALTIES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def _keys(key, k_of, sizes, columns, KIND: tl.constexpr):
+    """Return the keys of slots, and the factors that gave them length 1, if any did."""
+    k = load_of_head(key, k_of[2], sizes[0], columns, KIND.width)
+    factors = 1.0
+    if KIND.hashed:
+        k, factors = _unit_length(k, sizes[10])
+    return k, factors
+
+
+@triton.jit
+def forward_kernel(given, out, normalisers, sizes, KIND: tl.constexpr):
     """Write the sum of values of a block of queries, and the base-2 logarithm of the sum of their exponentials."""
-    batch, head, real, ring_first, first, unit_first = _block(
-        lengths, heads, length, rounds, slots, ring, unit, HAS_LENGTHS, QUERIES
-    )
-    inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
-    in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
-    block = first + tl.arange(0, QUERIES)
-    given, q_at, q_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
-    highest = tl.full([QUERIES], -float("inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    summed = tl.zeros([QUERIES, BLOCK_VALUE], tl.float32)
-    begin, end = _window(first, unit_first, ring, unit, before, after, QUERIES, SLIDES, WRAPS)
-    if CAUSAL and not HASHED and not WRAPS:
-        end = tl.minimum(end, first + QUERIES)
-    for start in range(begin, end, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        _, k_at, k_bucket = _positions(order, buckets, columns, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
-        if HASHED:
-            k, _ = _unit_length(k, key_eps)
-        scores, _ = _scores(
-            q, k, block, q_at, q_bucket, columns, k_at, k_bucket, penalties, distances, before, scale,
-            HASHED, CAUSAL, SLIDES, IN_BUCKET, HAS_PENALTIES, PRECISION,
-        )  # fmt: skip
-        above = tl.maximum(highest, tl.max(scores, 1))
-        finite = tl.where(above == -float("inf"), 0.0, above)  # -inf - -inf would be NaN
-        weights = tl.exp2(scores - finite[:, None])
-        fade = tl.exp2(highest - finite)
-        total = total * fade + tl.sum(weights, 1)
-        v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
-        summed = tl.dot(weights.to(v.dtype), v, summed * fade[:, None], input_precision=PRECISION)
-        highest = above
-    is_empty = total == 0.0
-    total = tl.where(is_empty, 1.0, total)
-    line = batch * rounds + (ring_first + first) // slots
-    given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _store_rows(out, summed / total[:, None], line, head, heads, length, given, outer, VALUE)
+    tensors, ordered, real, firsts, _of_head, of_part, _turn, _row = _block(given, sizes, KIND, KIND.queries)
+    query, key, value = tensors
+    heads, inner, outer = sizes[0], tl.arange(0, KIND.block_width), tl.arange(0, KIND.block_value)
+    q_of = _own_slots(ordered, firsts, real, sizes, KIND.queries, KIND)
+    q = load_of_head(query, q_of[2], heads, inner, KIND.width)
+    highest = tl.full([KIND.queries], -float("inf"), tl.float32)
+    total = tl.full([KIND.queries], 0.0, tl.float32)
+    summed = tl.full([KIND.queries, KIND.block_value], 0.0, tl.float32)
+    begin, end = _window(firsts, sizes, KIND.queries, False, KIND)
+    for start in range(begin, end, KIND.keys):
+        k_of = _slots(ordered, start, end, real, sizes[4], KIND.wraps, KIND.keys, KIND)
+        k, _ = _keys(key, k_of, sizes, inner, KIND)
+        scores, _ = _scores(q, k, q_of, k_of, ordered, sizes, KIND)
+        weights, fade, highest, total = include(scores, highest, total)
+        v = load_of_head(value, k_of[2], heads, outer, KIND.value_width)
+        summed = tl.dot(weights.to(v.dtype), v, summed * fade[:, None], input_precision=KIND.precision)
     # A query that sees nothing has the sum 0 in a round, and in the end weights of 2^-inf in the backward pass.
-    nothing = -float("inf") if HASHED else float("inf")
-    normaliser = tl.where(is_empty, nothing, highest + tl.log2(total))
-    _store_rows(normalisers, normaliser[:, None], line, head, heads, length, given, tl.arange(0, 1), 1)
+    summed, normaliser = finish(summed, highest, total, -float("inf") if KIND.hashed else float("inf"))
+    _store_of_head(out + of_part * KIND.value_width, summed, q_of[1], heads, outer, KIND.value_width)
+    _store_of_head(normalisers + of_part, normaliser[:, None], q_of[1], heads, tl.arange(0, 1), 1)
 
 
 @triton.jit
@@ -209,138 +220,92 @@ def combine_kernel(
         real = tl.load(lengths + batch).to(tl.int32)
     shown = tl.where(at < real, at, -1)
     one, outer = tl.arange(0, 1), tl.arange(0, BLOCK_VALUE)
-    highest = tl.full([SIZE, 1], -float("inf"), tl.float32)
-    total = tl.zeros([SIZE, 1], tl.float32)
+    highest = tl.full([SIZE], -float("inf"), tl.float32)
+    total = tl.zeros([SIZE], tl.float32)
     summed = tl.zeros([SIZE, BLOCK_VALUE], tl.float32)
     for turn in range(0, rounds):
-        line = batch * rounds + turn
-        here = load_rows(part_normalisers, line, head, heads, length, shown, one, 1)
-        here = tl.where((shown >= 0)[:, None], here, -float("inf"))
-        above = tl.maximum(highest, here)
-        finite = tl.where(above == -float("inf"), 0.0, above)
-        weight, fade = tl.exp2(here - finite), tl.exp2(highest - finite)
-        total = total * fade + weight
-        part = load_rows(parts, line, head, heads, length, shown, outer, VALUE)
-        summed = summed * fade + part.to(tl.float32) * weight
-        highest = above
-    is_empty = total == 0.0
-    total = tl.where(is_empty, 1.0, total)
-    own = load_rows(value, batch, head, heads, length, shown, outer, VALUE).to(tl.float32)
-    _store_rows(out, tl.where(is_empty, own, summed / total), batch, head, heads, length, at, outer, VALUE)
-    normaliser = tl.where(is_empty, float("inf"), highest + tl.log2(total))
-    _store_rows(normalisers, normaliser, batch, head, heads, length, at, one, 1)
+        of_part = (wide(batch) * rounds + turn) * length * heads + head
+        here = load_of_head(part_normalisers + of_part, shown, heads, one, 1)
+        weights, fade, highest, total = include(tl.where((shown >= 0)[:, None], here, -float("inf")), highest, total)
+        part = load_of_head(parts + of_part * VALUE, shown, heads, outer, VALUE)
+        summed = summed * fade[:, None] + part.to(tl.float32) * weights
+    mean, normaliser = finish(summed, highest, total, float("inf"))
+    of_head = wide(batch) * length * heads + head
+    own = load_of_head(value + of_head * VALUE, shown, heads, outer, VALUE).to(tl.float32)
+    mean = tl.where((total == 0.0)[:, None], own, mean)
+    _store_of_head(out + of_head * VALUE, mean, at, heads, outer, VALUE)
+    _store_of_head(normalisers + of_head, normaliser[:, None], at, heads, one, 1)
 
 
 @triton.jit
-def queries_kernel(
-    query, key, value, order, buckets, lengths, penalties, out, normalisers, grad_out, deltas, grad_query, grad_scores,
-    heads, length, rounds, slots, ring, unit, before, after, distances, scale, key_eps,
-    WIDTH: tl.constexpr, VALUE: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, HASHED: tl.constexpr, CAUSAL: tl.constexpr, SLIDES: tl.constexpr,
-    IN_BUCKET: tl.constexpr, WRAPS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_PENALTIES: tl.constexpr,
-    PRECISION: tl.constexpr, KEEPS_SCORES: tl.constexpr,
-):  # fmt: skip
+def queries_kernel(given, out, normalisers, grad_out, deltas, grad_query, grad_scores, sizes, KIND: tl.constexpr):
     """Write the gradients of a block of queries, and its sums of out x gradient; if asked, the gradients of scores."""
-    batch, head, real, ring_first, first, unit_first = _block(
-        lengths, heads, length, rounds, slots, ring, unit, HAS_LENGTHS, QUERIES
-    )
-    inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
-    in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
-    block = first + tl.arange(0, QUERIES)
-    given, q_at, q_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
-    grad = load_rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
-    result = load_rows(out, batch, head, heads, length, q_at, outer, VALUE)
+    tensors, ordered, real, firsts, of_head, of_part, turn, row = _block(given, sizes, KIND, KIND.queries)
+    query, key, value = tensors
+    heads, inner, outer = sizes[0], tl.arange(0, KIND.block_width), tl.arange(0, KIND.block_value)
+    q_of = _own_slots(ordered, firsts, real, sizes, KIND.queries, KIND)
+    q_at = q_of[2]
+    q = load_of_head(query, q_at, heads, inner, KIND.width)
+    grad = load_of_head(grad_out + of_head * KIND.value_width, q_at, heads, outer, KIND.value_width)
+    result = load_of_head(out + of_head * KIND.value_width, q_at, heads, outer, KIND.value_width)
     delta = tl.sum(grad.to(tl.float32) * result.to(tl.float32), 1)
-    turn = (ring_first + first) // slots
-    here = (batch.to(tl.int64) * length + q_at) * heads + head
+    here = of_head + wide(q_at) * heads
     tl.store(deltas + here, delta, mask=(q_at >= 0) & (turn == 0))  # a round has every position
     normaliser = tl.load(normalisers + here, mask=q_at >= 0, other=float("inf"))
-    summed = tl.zeros([QUERIES, BLOCK_WIDTH], tl.float32)
-    begin, end = _window(first, unit_first, ring, unit, before, after, QUERIES, SLIDES, WRAPS)
-    if CAUSAL and not HASHED and not WRAPS:
-        end = tl.minimum(end, first + QUERIES)
-    for start in range(begin, end, KEYS):
-        columns = start + tl.arange(0, KEYS)
-        _, k_at, k_bucket = _positions(order, buckets, columns, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
-        if HASHED:
-            k, _ = _unit_length(k, key_eps)
-        v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
-        scores, seen = _scores(
-            q, k, block, q_at, q_bucket, columns, k_at, k_bucket, penalties, distances, before, scale,
-            HASHED, CAUSAL, SLIDES, IN_BUCKET, HAS_PENALTIES, PRECISION,
-        )  # fmt: skip
-        weights = tl.exp2(scores - normaliser[:, None])
-        errors = weights * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None])
-        if KEEPS_SCORES:
-            across = ((batch.to(tl.int64) * heads + head) * slots + block) * (before + unit + after)
-            at = across[:, None] + (columns - unit_first + before)[None, :]
+    summed = tl.full([KIND.queries, KIND.block_width], 0.0, tl.float32)
+    begin, end = _window(firsts, sizes, KIND.queries, False, KIND)
+    for start in range(begin, end, KIND.keys):
+        k_of = _slots(ordered, start, end, real, sizes[4], KIND.wraps, KIND.keys, KIND)
+        k, _ = _keys(key, k_of, sizes, inner, KIND)
+        v = load_of_head(value, k_of[2], heads, outer, KIND.value_width)
+        scores, seen = _scores(q, k, q_of, k_of, ordered, sizes, KIND)
+        errors = errors_of(tl.exp2(scores - normaliser[:, None]), grad, v, delta, KIND)
+        if KIND.keeps_scores:
+            _, _, _, slots, _, unit, before, after, _, _, _ = sizes
+            across = (row * slots + q_of[0]) * (before + unit + after)
+            at = across[:, None] + (k_of[0] - firsts[1] + before)[None, :]
             tl.store(grad_scores + at, errors.to(grad_scores.dtype.element_ty), mask=seen)
-        summed = tl.dot((errors * scale).to(k.dtype), k, summed, input_precision=PRECISION)
-    given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    _store_rows(grad_query, summed, batch * rounds + turn, head, heads, length, given, inner, WIDTH)
+        summed = tl.dot((errors * sizes[9]).to(k.dtype), k, summed, input_precision=KIND.precision)
+    _store_of_head(grad_query + of_part * KIND.width, summed, q_of[1], heads, inner, KIND.width)
 
 
 @triton.jit
-def keys_kernel(
-    query, key, value, order, buckets, lengths, penalties, normalisers, grad_out, deltas, grad_key, grad_value,
-    heads, length, rounds, slots, ring, unit, before, after, distances, scale, key_eps,
-    WIDTH: tl.constexpr, VALUE: tl.constexpr, BLOCK_WIDTH: tl.constexpr, BLOCK_VALUE: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr, HASHED: tl.constexpr, CAUSAL: tl.constexpr, SLIDES: tl.constexpr,
-    IN_BUCKET: tl.constexpr, WRAPS: tl.constexpr, HAS_LENGTHS: tl.constexpr, HAS_PENALTIES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
+def keys_kernel(given, normalisers, grad_out, deltas, grad_key, grad_value, sizes, KIND: tl.constexpr):
     """Write the gradients of a block of keys and their values; hashed keys add theirs to that of the same queries."""
-    batch, head, real, ring_first, first, unit_first = _block(
-        lengths, heads, length, rounds, slots, ring, unit, HAS_LENGTHS, KEYS
-    )
-    inner, outer = tl.arange(0, BLOCK_WIDTH), tl.arange(0, BLOCK_VALUE)
-    in_order = (batch.to(tl.int64) * heads + head) * rounds * slots + ring_first
-    order, buckets, penalties = order + in_order, buckets + in_order, penalties + head * distances
-    of_head = batch.to(tl.int64) * length * heads + head
-    normalisers, deltas = normalisers + of_head, deltas + of_head
-    block = first + tl.arange(0, KEYS)
-    given, k_at, k_bucket = _positions(order, buckets, block, unit_first + unit, ring, real, HASHED, IN_BUCKET, False)
-    k = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH)
-    if HASHED:
-        k, factors = _unit_length(k, key_eps)
-    v = load_rows(value, batch, head, heads, length, k_at, outer, VALUE)
-    summed_key = tl.zeros([KEYS, BLOCK_WIDTH], tl.float32)
-    summed_value = tl.zeros([KEYS, BLOCK_VALUE], tl.float32)
-    begin, end = _window(first, unit_first, ring, unit, after, before, KEYS, SLIDES, WRAPS)
-    if CAUSAL and not HASHED and not WRAPS:
-        begin = tl.maximum(begin, first)
-    for start in range(begin, end, QUERIES):
-        rows = start + tl.arange(0, QUERIES)
-        _, q_at, q_bucket = _positions(order, buckets, rows, end, ring, real, HASHED, IN_BUCKET, WRAPS)
-        q = load_rows(query, batch, head, heads, length, q_at, inner, WIDTH)
-        grad = load_rows(grad_out, batch, head, heads, length, q_at, outer, VALUE)
-        scores, _ = _scores(
-            q, k, rows, q_at, q_bucket, block, k_at, k_bucket, penalties, distances, before, scale,
-            HASHED, CAUSAL, SLIDES, IN_BUCKET, HAS_PENALTIES, PRECISION,
-        )  # fmt: skip
+    tensors, ordered, real, firsts, of_head, of_part, turn, _row = _block(given, sizes, KIND, KIND.keys)
+    query, key, value = tensors
+    heads, inner, outer = sizes[0], tl.arange(0, KIND.block_width), tl.arange(0, KIND.block_value)
+    normalisers, deltas, grad_out = normalisers + of_head, deltas + of_head, grad_out + of_head * KIND.value_width
+    k_of = _own_slots(ordered, firsts, real, sizes, KIND.keys, KIND)
+    given_at, k_at = k_of[1], k_of[2]
+    k, factors = _keys(key, k_of, sizes, inner, KIND)
+    v = load_of_head(value, k_at, heads, outer, KIND.value_width)
+    summed_key = tl.full([KIND.keys, KIND.block_width], 0.0, tl.float32)
+    summed_value = tl.full([KIND.keys, KIND.block_value], 0.0, tl.float32)
+    begin, end = _window(firsts, sizes, KIND.keys, True, KIND)
+    for start in range(begin, end, KIND.queries):
+        q_of = _slots(ordered, start, end, real, sizes[4], KIND.wraps, KIND.queries, KIND)
+        q_at = q_of[2]
+        q = load_of_head(query, q_at, heads, inner, KIND.width)
+        grad = load_of_head(grad_out, q_at, heads, outer, KIND.value_width)
+        scores, _ = _scores(q, k, q_of, k_of, ordered, sizes, KIND)
         normaliser = tl.load(normalisers + q_at * heads, mask=q_at >= 0, other=float("inf"))
         delta = tl.load(deltas + q_at * heads, mask=q_at >= 0, other=0.0)
-        weights = tl.exp2(scores - normaliser[:, None])
-        summed_value = tl.dot(tl.trans(weights.to(grad.dtype)), grad, summed_value, input_precision=PRECISION)
-        errors = weights * (tl.dot(grad, tl.trans(v), input_precision=PRECISION) - delta[:, None]) * scale
-        summed_key = tl.dot(tl.trans(errors.to(q.dtype)), q, summed_key, input_precision=PRECISION)
-    turn = (ring_first + first) // slots
-    line = batch * rounds + turn
-    given = tl.where((block < unit_first + unit) & (given < length), given, -1)
-    if HASHED:
+        summed_key, summed_value = add_queries(
+            summed_key, summed_value, scores, normaliser, q, grad, v, delta, sizes[9], KIND
+        )
+    grad_key += of_part * KIND.width
+    if KIND.hashed:
         # k = f q with f = 1 / sqrt(q.q + eps), so the component along q is removed.
-        wide = load_rows(key, batch, head, heads, length, k_at, inner, WIDTH).to(tl.float32)
-        along = tl.sum(wide * summed_key, 1) * factors * factors
-        summed_key = (summed_key - wide * along[:, None]) * factors[:, None]
-        summed_key += load_rows(grad_key, line, head, heads, length, given, inner, WIDTH).to(tl.float32)
+        long = load_of_head(key, k_at, heads, inner, KIND.width).to(tl.float32)
+        along = tl.sum(long * summed_key, 1) * factors * factors
+        summed_key = (summed_key - long * along[:, None]) * factors[:, None]
+        summed_key += load_of_head(grad_key, given_at, heads, inner, KIND.width).to(tl.float32)
         is_alone = tl.load(normalisers + k_at * heads, mask=(k_at >= 0) & (turn == 0), other=0.0) == float("inf")
-        own = load_rows(grad_out, batch, head, heads, length, tl.where(is_alone, k_at, -1), outer, VALUE)
+        own = load_of_head(grad_out, tl.where(is_alone, k_at, -1), heads, outer, KIND.value_width)
         summed_value += own.to(tl.float32)
-    _store_rows(grad_key, summed_key, line, head, heads, length, given, inner, WIDTH)
-    _store_rows(grad_value, summed_value, line, head, heads, length, given, outer, VALUE)
+    _store_of_head(grad_key, summed_key, given_at, heads, inner, KIND.width)
+    _store_of_head(grad_value + of_part * KIND.value_width, summed_value, given_at, heads, outer, KIND.value_width)
 
 
 @dataclass(frozen=True)
@@ -406,7 +371,7 @@ class _Attention(torch.autograd.Function):
         lengths: Tensor | None, layout: Layout, known: tuple[Tensor, ...],
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         q, v = by_length(query), by_length(value)
-        penalties = None if penalties is None else penalties.contiguous()
+        penalties, order, lengths = (None if x is None else x.contiguous() for x in (penalties, order, lengths))
         k = q if key is None else by_length(key)
         if known:
             # Views, since an output can belong to one graph only.
@@ -430,7 +395,7 @@ class _Attention(torch.autograd.Function):
             seen = layout.before + layout.unit + layout.after
             errors = q.new_zeros(len(q), q.shape[2], layout.slots // layout.unit, layout.unit, seen)
         more = (out, normalisers, grad, deltas, grads[0], errors)
-        _launch(queries_kernel, layout, given, more, KEEPS_SCORES=errors is not None)
+        _launch(queries_kernel, layout, given, more, errors is not None)
         _launch(keys_kernel, layout, given, (normalisers, grad, deltas, *grads[-2:]))
         summed = [(x[:, 0] if rounds == 1 else x.sum(1, dtype=x.dtype)).transpose(1, 2) for x in grads]
         if layout.hashed:
@@ -484,39 +449,33 @@ def _forward(
             combine_kernel[(programs,)](
                 parts, part_normalisers, value, value if lengths is None else lengths, out, normalisers,
                 heads, length, layout.rounds,
-                VALUE=width, BLOCK_VALUE=_padded(width), SIZE=POSITIONS, HAS_LENGTHS=lengths is not None, num_warps=4,
+                VALUE=width, BLOCK_VALUE=padded(width), SIZE=POSITIONS, HAS_LENGTHS=lengths is not None, num_warps=4,
             )  # fmt: skip
     return out, normalisers
 
 
 def _launch(
-    kernel: Any, layout: Layout, given: tuple[Any, ...], more: tuple[Tensor | None, ...], **constants: bool
+    kernel: Any, layout: Layout, given: tuple[Any, ...], more: tuple[Tensor | None, ...], keeps_scores: bool = False
 ) -> None:
     """Run a kernel for every block of every row.
 
     Args: given: the first tensors of all kernels. more: the kernel's tensors after these.
     """
     query, value, lengths, penalties = given[0], given[2], given[5], given[6]
-    (batch, length, heads, width), value_width = query.shape, value.shape[-1]
-    chosen = tiles(kernel, max(width, value_width), query.dtype.itemsize, layout.hashed)
+    batch, length, heads, width = query.shape
+    chosen = tiles(kernel, max(width, value.shape[-1]), query.dtype.itemsize, layout.hashed)
     # A block is part of a unit; the smallest product of the GPU's units has 16 rows.
-    queries, keys = (min(size, _padded(layout.unit)) for size in (chosen.queries, chosen.keys))
+    queries, keys = (min(size, padded(layout.unit)) for size in (chosen.queries, chosen.keys))
     blocks = layout.ring // layout.unit * triton.cdiv(layout.unit, keys if kernel is keys_kernel else queries)
     programs = batch * heads * (layout.rounds * layout.slots // max(1, layout.ring)) * blocks
-    if not programs:
-        return
-    with torch.cuda.device_of(query):
-        kernel[(programs,)](
-            # What is not given is never read, so any tensor stands for it.
-            *[query if x is None else x for x in (*given, *more)],
-            *(heads, length, layout.rounds, layout.slots, layout.ring, layout.unit, layout.before, layout.after),
-            *(1 if penalties is None else penalties.shape[1], layout.scale, layout.eps * width),
-            WIDTH=width, VALUE=value_width, BLOCK_WIDTH=_padded(width), BLOCK_VALUE=_padded(value_width),
-            QUERIES=queries, KEYS=keys, HASHED=layout.hashed, CAUSAL=layout.causal, SLIDES=layout.slides,
-            IN_BUCKET=layout.in_bucket, WRAPS=layout.wraps, HAS_LENGTHS=lengths is not None,
-            HAS_PENALTIES=penalties is not None, PRECISION=precision(), num_warps=chosen.warps,
-            num_stages=chosen.stages, **constants,
-        )  # fmt: skip
+    sizes = (heads, length, layout.rounds, layout.slots, layout.ring, layout.unit, layout.before, layout.after)
+    distances = 1 if penalties is None else penalties.shape[1]
+    launch(
+        kernel, programs, given, more, ((*sizes, distances, layout.scale, layout.eps * width),),
+        replace(chosen, queries=queries, keys=keys), causal=layout.causal, hashed=layout.hashed, slides=layout.slides,
+        in_bucket=layout.in_bucket, wraps=layout.wraps, has_lengths=lengths is not None,
+        has_bias=penalties is not None, keeps_scores=keeps_scores,
+    )  # fmt: skip
 
 
 def by_length(x: Tensor) -> Tensor:
@@ -527,12 +486,3 @@ def by_length(x: Tensor) -> Tensor:
 def _parts(like: Tensor, rounds: int, dtype: torch.dtype | None = None) -> Tensor:
     """Return memory for a part of each round: (batch, rounds, ...)."""
     return like.new_empty(len(like), rounds, *like.shape[1:], dtype=dtype)
-
-
-def _padded(width: int) -> int:
-    """Return the size of a tile for this width; the smallest product of the GPU's units has 16."""
-    return max(16, int(triton.next_power_of_2(width)))
-
-
-def precision() -> str:
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

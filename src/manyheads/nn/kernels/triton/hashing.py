@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.kernels.triton.chunks import by_length, load_rows, precision
+from manyheads.nn.kernels.triton.chunks import by_length, load_of_head
+from manyheads.nn.kernels.triton.tiles import precision, wide
 
 POSITIONS, DIRECTIONS, COLUMNS, SLOTS = 32, 16, 32, 1024
 """Positions, directions and numbers of a vector of which a program computes products at once: with the 128 numbers of
@@ -43,6 +44,8 @@ def hash_kernel(
     if HAS_LENGTHS:
         real = tl.load(lengths + batch).to(tl.int32)
     hashed = tl.where(at < real, at, -1)
+    vectors += (wide(batch) * length * heads + head) * WIDTH
+    rotations += (wide(head) * WIDTH * rounds + turn) * directions
     bucket = tl.zeros([POSITIONS], tl.int64)
     first = 0
     below = 1
@@ -57,14 +60,14 @@ def hash_kernel(
             rotated = tl.zeros([POSITIONS, DIRECTIONS], tl.float32)
             for begin in range(0, WIDTH, COLUMNS):
                 inner = begin + tl.arange(0, COLUMNS)
-                x = load_rows(vectors, batch, head, heads, length, hashed, inner, WIDTH).to(tl.float32)
-                across = ((head * WIDTH + inner) * rounds + turn)[:, None] * directions + first + columns[None, :]
+                x = load_of_head(vectors, hashed, heads, inner, WIDTH).to(tl.float32)
+                across = inner[:, None] * (rounds * directions) + first + columns[None, :]
                 inside = (inner < WIDTH)[:, None] & (columns < count)[None, :]
                 directed = tl.load(rotations + across, mask=inside, other=0.0)
                 rotated = tl.dot(x, directed, rotated, input_precision=PRECISION)
             highest, found = _first_maximum(rotated, columns, count, highest, found)
             opposite, found_opposite = _first_maximum(-rotated, columns, count, opposite, found_opposite)
-        bucket += tl.where(opposite > highest, found_opposite + count, found) * below
+        bucket += wide(tl.where(opposite > highest, found_opposite + count, found)) * below
         first += count
         below *= 2 * count
     bucket = tl.where(at < real, bucket, tl.where(at < length, num_buckets, num_buckets + 1))
@@ -97,7 +100,7 @@ def fused_order(
         vectors, across = by_length(qk.detach()), rotations.float().contiguous()
         with torch.cuda.device_of(qk):
             hash_kernel[(lines * triton.cdiv(slots, POSITIONS),)](
-                vectors, across, vectors if lengths is None else lengths, keys,
+                vectors, across, vectors if lengths is None else lengths.contiguous(), keys,
                 heads, rounds, length, slots, across.shape[3], num_buckets,
                 FACTORS=factors, WIDTH=width, POSITIONS=POSITIONS, DIRECTIONS=DIRECTIONS, COLUMNS=COLUMNS,
                 HAS_LENGTHS=lengths is not None, PRECISION=precision(), num_warps=4, num_stages=1,

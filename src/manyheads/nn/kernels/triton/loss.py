@@ -45,6 +45,9 @@ def loss_kernel(
         is_kept = tl.load(keep + row) != 0
     if is_kept:
         target = tl.load(targets + row)
+        # Read before the reductions, which wait for all threads: below, one thread's errors replace what others read.
+        # A target outside of the vocabulary gives NaN.
+        of_target = tl.load(logits + target, mask=(target >= 0) & (target < vocab_size), other=float("nan"))
         highest = -float("inf")
         total = 0.0
         summed = tl.zeros([BLOCK], tl.float32)
@@ -57,14 +60,14 @@ def loss_kernel(
             highest = above
             if SMOOTHS:
                 summed += tl.where((at < vocab_size) & (at != excluded), z, 0.0)
-        normaliser = highest + tl.log(total)
-        tl.store(numbers + 2 * row, tl.load(logits + target).to(tl.float32) - normaliser)
-        tl.store(numbers + 2 * row + 1, tl.sum(summed, 0) - count * normaliser if SMOOTHS else 0.0)
+        total = tl.log(total)  # not added to `highest`, beside which it would lose its last digits
+        tl.store(numbers + 2 * row, of_target.to(tl.float32) - highest - total)
+        tl.store(numbers + 2 * row + 1, tl.sum(summed, 0) - count * highest - count * total if SMOOTHS else 0.0)
         if NEEDS_ERROR:
             for start in range(0, vocab_size, BLOCK):
                 at = start + columns
                 z = tl.load(logits + at, mask=at < vocab_size, other=0.0).to(tl.float32)
-                error = tl.exp(z - normaliser) - tl.where(at == target, on_target, 0.0)
+                error = tl.exp(z - highest - total) - tl.where(at == target, on_target, 0.0)
                 if SMOOTHS:
                     error -= tl.where(at == excluded, 0.0, share)
                 tl.store(logits + at, error.to(logits.dtype.element_ty), mask=at < vocab_size)
