@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_axes, check_sizes, explained
 from manyheads.nn.smoothing import SmoothingKind
 
 
@@ -102,6 +102,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, d_model: int, vocab_size: int, *, bias: bool = False) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, vocab_size=vocab_size)
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         self._candidates: LogUniformCandidates | None = None
@@ -168,11 +169,12 @@ class LinearHead(nn.Module):
             head.packed = Packed(head)
         return head
 
+    @explained
     def loss(
         self,
         hidden: Float[Tensor, "*rows d_model"],
         targets: Int[Tensor, "*rows"],
-        keep: Tensor,
+        keep: Bool[Tensor, "*rows"],
         *,
         label_smoothing: float = 0.0,
         smoothing_kind: SmoothingKind = "all",
@@ -195,6 +197,7 @@ class LinearHead(nn.Module):
         Raises: ConfigError: num_sampled together with label_smoothing, which needs every token's probability.
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
+        check_targets(hidden, targets, keep, self.weight.shape[1])
         kept, wanted = hidden.flatten(0, -2), targets.flatten()
         if modes.is_transformed() and not num_sampled:
             smoothing = (label_smoothing, smoothing_kind, pad_id)
@@ -223,6 +226,7 @@ class LinearHead(nn.Module):
         drawn, log_inclusion = self._candidates.draw(), self._candidates.log_inclusion
         return sampled_loss(hidden, targets, self.weight, self.bias, drawn, log_inclusion).sum()
 
+    @explained
     def token_losses(
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:
@@ -239,6 +243,17 @@ def token_scores(head: Any, hidden: Float[Tensor, "*rows d_model"], logits: bool
     """Return the head's log-probabilities, or its logits in float32."""
     scores: Tensor = head.logits(hidden).float() if logits else head.log_probs(hidden)
     return scores
+
+
+def check_targets(hidden: Tensor, targets: Tensor, keep: Tensor, d_model: int | None = None) -> None:
+    """Raises: ShapeError: hidden states, their targets and the marks of those to keep have different shapes."""
+    check_axes("hidden", hidden, "..., d_model", d_model)
+    if not hidden.shape[:-1] == targets.shape == keep.shape or keep.dtype != torch.bool:
+        raise ShapeError(
+            f"hidden has shape {tuple(hidden.shape)}, targets {tuple(targets.shape)} and keep {tuple(keep.shape)} of"
+            f" {keep.dtype}; targets and keep must have the shape of hidden without its last axis, and keep is bool:"
+            " targets != pad_id."
+        )
 
 
 def centred_logarithms(counts: Float[Tensor, " vocab_size"]) -> Float[Tensor, " vocab_size"]:

@@ -19,24 +19,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import FAILURES, Float, fault_of
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Float[Tensor, "*batch in_features"],
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+) -> Float[Tensor, "*batch out_features"]:
     """Return `F.linear(x, weight, bias)`.
 
-    Shape: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features)
+        >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+        [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
 
-    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
-    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+    Raises: ShapeError, TensorTypeError: see `fault_of`.
     """
-    if not policy.uses_onednn(x, weight):
-        return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and (
-        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
-    return onednn_linear(x, weight, bias)
+    try:
+        if not policy.uses_onednn(x, weight):
+            return F.linear(x, weight, bias)
+        if torch.is_grad_enabled() and (
+            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+        return onednn_linear(x, weight, bias)
+    except FAILURES as error:
+        raise fault_of(linear, error, x, weight, bias) from None
 
 
 def linear_relu(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
