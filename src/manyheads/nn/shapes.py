@@ -27,6 +27,9 @@ __all__ = ["Bool", "Float", "Int"]
 Called = TypeVar("Called", bound=Callable[..., Any])
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
 """What torch raises for arguments that do not fit."""
+_OF_TYPES = "scalar type|same dtype|not implemented for|datatype|infer output|Integral|overflow|bool (dtype|tensor)"
+_OF_IDS = "range in self|out of (bounds|DATA)|Expected idx"
+_OF_SHAPES = "must match the size|does not broadcast|cannot be multiplied|[Ee]xpected size"
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -130,9 +133,10 @@ def fault_of(function: Callable[..., Any], error: Exception, *args: Any, **kwarg
     weights = getattr(module, "parameters", lambda: ())()
     other = next((("the module's weights", one.dtype) for one in weights if one.is_floating_point()), None)
     sizes = {axis: (size, type(module).__name__) for axis, size in getattr(module, "__dict__", {}).items()}
+    suspect = ""  # the first tensor without a floating type, if its axes are not named
     for name, x in given.items():
         found = re.match(
-            r"(int \| )?(Tensor|(Float|Int|Bool)\[Tensor, '([^']*)'\])( \| None)?$",
+            r"(int \| )?(Tensor(?: \| Sequence\[Tensor\])?|(Float|Int|Bool)\[Tensor, '([^']*)'\])( \| None)?$",
             re.sub(r"<class '|'>|torch\.", "", str(parameters[name].annotation)),
         )
         if found is None or (x is None and found[5]) or (isinstance(x, int) and found[1]):
@@ -141,6 +145,7 @@ def fault_of(function: Callable[..., Any], error: Exception, *args: Any, **kwarg
         if not isinstance(x, Tensor):
             return no_tensor(name, x, _shown(axes))
         fault = kind and (_fault_of_kind(name, x, kind) or _fault_of_shape(name, x, axes, sizes))
+        suspect = suspect or ("" if kind or x.is_floating_point() else name)
         other = other or ((name, x.dtype) if x.is_floating_point() else None)
         if not fault and other is not None and x.is_floating_point() and x.dtype != other[1]:
             fault = TensorTypeError(
@@ -149,6 +154,13 @@ def fault_of(function: Callable[..., Any], error: Exception, *args: Any, **kwarg
             )
         if fault:
             return fault
+    if suspect and re.search(_OF_TYPES, str(error)):
+        return _fault_of_kind(suspect, given[suspect], "Float") or error
+    shapes = [f"{name} {tuple(x.shape)}" for name, x in given.items() if isinstance(x, Tensor)]
+    if len(shapes) > 1 and re.search(_OF_SHAPES, str(error)):
+        return ShapeError(f"the shapes do not fit one another, {', '.join(shapes)}: {str(error).rstrip('.')}.")
+    if shapes and isinstance(error, IndexError) and re.search("tuple index|Dimension", str(error)):
+        return ShapeError(f"{' or '.join(shapes)} has too few axes: {error}.")
     return _fault_of_ids(given, error) or error
 
 
@@ -188,7 +200,7 @@ def _fault_of_shape(name: str, x: Tensor, axes: list[str], sizes: dict[str, tupl
 def _fault_of_ids(given: dict[str, Any], error: Exception) -> ShapeError | None:
     """Return the fault of ids outside a table, which a CPU finds."""
     ids = [(name, x) for name, x in given.items() if isinstance(x, Tensor) and x.dtype in (torch.int64, torch.int32)]
-    if not isinstance(error, IndexError | RuntimeError) or not re.search("out of|Expected idx", str(error)):
+    if not isinstance(error, IndexError | RuntimeError) or not re.search(_OF_IDS, str(error)):
         return None
     for name, x in ids:
         if x.numel() and not x.is_meta:

@@ -29,6 +29,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     check_rates,
     check_shape,
+    explain,
     shape_of,
 )
 from manyheads.extras.texts.reformer_attention import (
@@ -575,3 +576,6 @@ class TrainingWrapper(nn.Module):
                 break
         self.net.train(was_training)
         return ids[0, begin:] if start_tokens.dim() == 1 else ids[:, begin:]
+
+
+explain(globals())
