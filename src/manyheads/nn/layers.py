@@ -18,7 +18,7 @@ from manyheads.nn.chunking import in_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import READABLE, Packed, linear_by, linear_relu
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, explained
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, check_tensors, explained
 
 
 class Linear(nn.Linear):
@@ -289,6 +289,7 @@ class ReversibleSequence(nn.Module):
         self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
     ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:
         """Return both streams after all layers."""
+        check_tensors(x1=x1, x2=x2)
         if x1.shape != x2.shape:
             raise ShapeError(f"x1 has shape {tuple(x1.shape)} and x2 {tuple(x2.shape)}; both streams need one shape.")
         return through_sublayers(self.sublayers, x1, x2, reversible=self.reversible)

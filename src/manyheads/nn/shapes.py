@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from manyheads.errors import ArgumentError, ManyHeadsError, ShapeError, TensorTypeError
+from manyheads.errors import ArgumentError, ManyHeadsError, ShapeError, TensorTypeError, is_out_of_memory
 
 __all__ = ["Bool", "Float", "Int"]
 
@@ -109,6 +109,8 @@ def explained(function: Called) -> Called:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # a graph cannot break within `try`
+            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except FAILURES as error:
@@ -122,13 +124,14 @@ def fault_of(function: Callable[..., Any], error: Exception, *args: Any, **kwarg
 
     Args: function: its signature has the shapes. error: what the call raised.
     """
-    if isinstance(error, ManyHeadsError):
+    if isinstance(error, ManyHeadsError) or is_out_of_memory(error) or "CUDA" in str(error):
         return error
     parameters = inspect.signature(function).parameters
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
         return error
+    is_of_types = re.search(_OF_TYPES, str(error))
     module = given.get("self")
     weights = getattr(module, "parameters", lambda: ())()
     other = next((("the module's weights", one.dtype) for one in weights if one.is_floating_point()), None)
@@ -147,14 +150,14 @@ def fault_of(function: Callable[..., Any], error: Exception, *args: Any, **kwarg
         fault = kind and (_fault_of_kind(name, x, kind) or _fault_of_shape(name, x, axes, sizes))
         suspect = suspect or ("" if kind or x.is_floating_point() else name)
         other = other or ((name, x.dtype) if x.is_floating_point() else None)
-        if not fault and other is not None and x.is_floating_point() and x.dtype != other[1]:
+        if not fault and is_of_types and other is not None and x.is_floating_point() and x.dtype != other[1]:
             fault = TensorTypeError(
                 f"{name} is of {x.dtype}, but {other[0]} of {other[1]}; give both one type, for example"
                 f" {name}.to({other[1]})."
             )
         if fault:
             return fault
-    if suspect and re.search(_OF_TYPES, str(error)):
+    if suspect and is_of_types:
         return _fault_of_kind(suspect, given[suspect], "Float") or error
     shapes = [f"{name} {tuple(x.shape)}" for name, x in given.items() if isinstance(x, Tensor)]
     if len(shapes) > 1 and re.search(_OF_SHAPES, str(error)):

@@ -258,6 +258,21 @@ def test_other_errors_stay_as_they_are() -> None:
     assert not isinstance(caught.value, ManyHeadsError)
 
 
+@pytest.mark.parametrize(
+    "said", ["CUDA out of memory. Tried to allocate 2.00 GiB", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_memory_is_no_fault_of_the_arguments(said: str) -> None:
+    """Although a batch of one beside a batch of two would be one, if torch had refused it."""
+
+    class Large(ours.AdditiveScore):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            raise RuntimeError(said)
+
+    with pytest.raises(RuntimeError, match=said[:10]) as caught:
+        ours.MultiHeadAttention(8, 2, score=Large(2, 4))(X, X[:1])
+    assert not isinstance(caught.value, ManyHeadsError)
+
+
 def test_a_call_that_works_is_only_called() -> None:
     """No argument is looked at before a call has failed."""
 

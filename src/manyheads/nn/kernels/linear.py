@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.shapes import FAILURES, Float, fault_of
+from manyheads.nn.shapes import Float, explained
 
 
+@explained
 def linear(
     x: Float[Tensor, "*batch in_features"],
     weight: Float[Tensor, "out_features in_features"],
@@ -34,16 +35,13 @@ def linear(
 
     Raises: ShapeError, TensorTypeError: see `fault_of`.
     """
-    try:
-        if not policy.uses_onednn(x, weight):
-            return F.linear(x, weight, bias)
-        if torch.is_grad_enabled() and (
-            x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
-        return onednn_linear(x, weight, bias)
-    except FAILURES as error:
-        raise fault_of(linear, error, x, weight, bias) from None
+    if not policy.uses_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return cast(Tensor, _Linear.apply(x, weight, bias))  # type: ignore[no-untyped-call]
+    return onednn_linear(x, weight, bias)
 
 
 def linear_relu(module: nn.Module, x: Float[Tensor, "*batch in_features"]) -> Float[Tensor, "*batch out_features"]:
