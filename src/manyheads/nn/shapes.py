@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ArgumentError, ManyHeadsError, ShapeError, TensorTypeError, is_out_of_memory
+from manyheads.nn.kernels import modes
 
 __all__ = ["Bool", "Float", "Int"]
 
@@ -109,7 +110,7 @@ def explained(function: Called) -> Called:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # a graph cannot break within `try`
+        if modes.is_compiled():  # a graph cannot break within `try`
             return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
