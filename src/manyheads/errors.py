@@ -54,16 +54,20 @@ class ConfigError(ManyHeadsError):
         self.fields = tuple(fields)
 
 
+class ArgumentError(ConfigError, ValueError, TypeError, RuntimeError, AssertionError, ZeroDivisionError):
+    """A module's size or rate is out of range. Of the types that torch raises for it, too."""
+
+
 class DataError(ManyHeadsError):
     """A text or token file cannot be used: bad encoding, unequal line counts, no data left, wrong digest."""
 
 
-class ShapeError(ManyHeadsError, ValueError):
-    """A tensor has a wrong shape; the message names both shapes and their meaning."""
+class ShapeError(ManyHeadsError, ValueError, RuntimeError, IndexError):
+    """A tensor has a wrong shape; the message names both shapes and their meaning. Of torch's types for it, too."""
 
 
-class TensorTypeError(ShapeError, TypeError, AttributeError):
-    """An array or a list was given where a tensor is needed; torch raises a TypeError or AttributeError for it."""
+class TensorTypeError(ShapeError, TypeError, AttributeError, NotImplementedError):
+    """Something else was given where a tensor is needed, or numbers of another type. Of torch's types for it, too."""
 
 
 class RequestError(ManyHeadsError, ValueError):

@@ -18,7 +18,7 @@ from manyheads.nn.chunking import in_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import READABLE, Packed, linear_by, linear_relu
 from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.shapes import Float, check_axes, check_tensors
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, check_tensors, explained
 
 
 class Linear(nn.Linear):
@@ -56,6 +56,7 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
+        check_rates(dropout=rate)
         self.rate = rate
 
     def forward(self, x: Tensor, *, shared: bool = False) -> Tensor:
@@ -126,8 +127,11 @@ class Residual(nn.Module):
 
     def __init__(self, norm: nn.Module, *, position: Literal["post", "pre"], dropout: float) -> None:
         super().__init__()
+        if position not in ("post", "pre"):
+            raise ConfigError(f"position is {position!r}; it must be 'post' or 'pre'.")
         self.norm = norm
         self.position = position
+        self.d_model = getattr(norm, "normalized_shape", (None,))[-1]
         self.dropout = Dropout(dropout)
 
     @classmethod
@@ -146,7 +150,10 @@ class Residual(nn.Module):
         norm = "RMS" if isinstance(self.norm, RMSNorm) else "LN"
         return "sublayer's output", f"x + f({norm}(x))" if self.position == "pre" else f"{norm}(x + f(x))"
 
-    def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    @explained
+    def forward(
+        self, x: Float[Tensor, "*batch length d_model"], sublayer: Callable[[Tensor], Tensor]
+    ) -> Float[Tensor, "*batch length d_model"]:
         if self.position == "pre":
             out: Tensor = x + self.dropout(sublayer(self.norm(x)))
         else:
@@ -204,6 +211,7 @@ class FeedForward(nn.Module):
         gated: bool = False,
     ) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, d_ff=d_ff)
         if activation not in ACTIVATIONS:
             raise ConfigError(f"activation is {activation!r}; it must be one of {sorted(ACTIVATIONS)}.")
         self.in_proj = Linear(d_model, d_ff, bias=bias)
@@ -276,6 +284,7 @@ class ReversibleSequence(nn.Module):
         self.sublayers = nn.ModuleList(_Added(module) for layer in layers for module in layer)
         self.reversible = reversible
 
+    @explained
     def forward(
         self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
     ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ShapeError
-from manyheads.nn.shapes import Float, Int, check_axes, check_tensors
+from manyheads.nn.shapes import Float, Int, check_axes, check_sizes, explained
 
 
 class TokenEmbedding(nn.Embedding):
@@ -28,6 +28,7 @@ class TokenEmbedding(nn.Embedding):
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, scale: bool = True) -> None:
+        check_sizes(vocab_size=vocab_size, d_model=d_model)
         self.scale = math.sqrt(d_model) if scale else 1.0
         super().__init__(vocab_size, d_model)
 
@@ -48,8 +49,8 @@ class TokenEmbedding(nn.Embedding):
         """Return the name and the equation of the output, for tables of a model's tensors."""
         return "embedded", "√d_model · E[ids]" if self.scale != 1.0 else "E[ids]"
 
+    @explained
     def forward(self, ids: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length d_model"]:
-        check_tensors(ids=ids)
         return super().forward(ids) * self.scale
 
 
@@ -67,6 +68,7 @@ class FeatureEmbedding(nn.Embedding):
     """
 
     def __init__(self, num_features: int, d_model: int, *, none: int | None = 0, dropout: float = 0.0) -> None:
+        check_sizes(num_features=num_features, d_model=d_model)
         super().__init__(num_features, d_model)
         self.none = none
         self.dropout = dropout
@@ -82,11 +84,12 @@ class FeatureEmbedding(nn.Embedding):
         """See `TokenEmbedding.equation`."""
         return "sum of features", "Σ E[f], f the features of a position"
 
+    @explained
     def forward(self, ids: Int[Tensor, "batch length features"]) -> Float[Tensor, "batch length d_model"]:
         if self.training and self.dropout:
             ids = ids * (torch.rand(ids.shape, device=ids.device) >= self.dropout)
         summed = F.embedding_bag(ids.flatten(0, 1), self.weight, mode="sum", padding_idx=self.none)
-        return summed.view(*ids.shape[:2], -1)
+        return summed.view(*ids.shape[:2], self.embedding_dim)
 
 
 def sinusoidal_table(
@@ -112,8 +115,7 @@ def sinusoidal_table(
     Raises: ConfigError: d_model is below 1, or the layout is unknown.
     """
     check_axes("positions", positions, "length")
-    if d_model < 1:
-        raise ConfigError(f"d_model is {d_model}; a position encoding needs at least 1 feature.")
+    check_sizes(d_model=d_model)
     if layout not in ("interleaved", "halves"):
         raise ConfigError(f"layout is {layout!r}; it must be 'interleaved' or 'halves'.")
     # Computed in float64: at position 10,000 a float32 product would be wrong in the fourth digit. MPS has no float64.
@@ -209,6 +211,7 @@ class SinusoidalPositions(ExactTable):
         formula = "PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos"
         return "with positions", f"x + PE; {formula}, {order}"
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "batch length d_model"],
@@ -278,6 +281,7 @@ class RotaryPositions(ExactTable):
         positions = torch.arange(float(count), device=device) / self.slower
         return sinusoidal_table(positions, self.d_model, "halves", self.base)
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "batch heads length head_dim"],
@@ -330,6 +334,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, d_model: int, *, max_len: int) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, max_len=max_len)
         self.max_len = max_len
         self.weight = nn.Parameter(torch.empty(max_len, d_model))
         self.reset_parameters()
@@ -345,6 +350,7 @@ class LearnedPositions(nn.Module):
         """See `TokenEmbedding.equation`."""
         return "with positions", "x + P[pos]"
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "batch length d_model"],
@@ -420,6 +426,7 @@ class AxialPositions(nn.Module):
             below *= size
         return "with positions", f"x + [{', '.join(reversed(parts))}], side by side"
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "batch length d_model"],

@@ -193,7 +193,7 @@ def test_everything_is_dropped_at_rate_one_and_other_rates_are_refused() -> None
     assert not TorchMultiheadAttention(8, 2, dropout=1.0)(x, x, x)[1].any()
     assert not RelativeMultiHeadAttention(8, 2, dropout=1.0)(x).any()
     for rate in (-0.5, 1.5, float("nan")):
-        with pytest.raises(ConfigError, match=f"dropout rate is {rate}; it must be from 0 to 1"):
+        with pytest.raises(ConfigError, match=f"dropout is {rate}; it must be a number from 0 to 1"):
             Dropout(rate)(torch.ones(3, 4))
 
 

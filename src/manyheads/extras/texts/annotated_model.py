@@ -18,6 +18,7 @@ from manyheads.extras.texts.common import (
     check_axes,
     check_rates,
     dropout_layer,
+    explain,
     shape_of,
     table_of_positions,
 )
@@ -436,3 +437,6 @@ def _mask_of_heads(mask: Tensor, batch: int, q_len: int, k_len: int) -> Tensor:
         f"a mask of shape {shape} does not fit {q_len} queries and {k_len} keys in a batch of {batch}; it must be"
         f" (batch or 1, queries or 1, keys), 0 = blocked: {remedy}."
     )
+
+
+explain(globals())

@@ -51,7 +51,7 @@ from manyheads.extras.texts.annotated_model import (
     make_model,
     subsequent_mask,
 )
-from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, shape_of
+from manyheads.extras.texts.common import check_at_least, check_axes, check_rates, explain, shape_of
 from manyheads.nn.shapes import check_tensors
 from manyheads.training.optim.schedule import noam
 
@@ -502,3 +502,6 @@ def _step(opt: Any, lr_scheduler: Any) -> None:
     getattr(opt, "optimizer", opt).zero_grad()
     if lr_scheduler is not None:
         lr_scheduler.step()
+
+
+explain(globals())

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.shapes import check_tensors, no_tensor
+from manyheads.nn.shapes import check_tensors, explained, no_tensor
 
 _REQUIRED = inspect.Parameter.empty
 
@@ -50,11 +50,27 @@ def also(kind: type[ManyHeadsError], *others: type[Exception]) -> type[ManyHeads
     def restored(error: ManyHeadsError) -> tuple[Any, ...]:
         return _make, (kind, others, error.args)  # a class without a name of its own cannot be pickled by name
 
-    key = (kind, *others)
+    key = (kind, *(other for other in others if not issubclass(kind, other)))
     if key not in _MADE:
         body = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__reduce__": restored}
         _MADE[key] = type(kind.__name__, key, body)
     return _MADE[key]
+
+
+def explain(names: dict[str, Any]) -> None:
+    """Give all functions and modules of a text torch's errors as sentences. names: `globals()` of its Python module.
+
+    A call that works is not changed: see `nn.shapes.explained`.
+    """
+    for name, value in list(names.items()):
+        if getattr(value, "__module__", "") != names["__name__"]:
+            continue
+        if inspect.isfunction(value) and not name.startswith("_"):
+            names[name] = explained(value)
+        elif isinstance(value, type) and issubclass(value, nn.Module):
+            for method, function in list(vars(value).items()):
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    setattr(value, method, explained(function))
 
 
 def _make(kind: type[ManyHeadsError], others: tuple[type[Exception], ...], arguments: tuple[Any, ...]) -> Exception:

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from manyheads.cli.process import echo
 from manyheads.data.corpora import load_tatoeba
-from manyheads.errors import ConfigError, DataError
-from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes
+from manyheads.errors import ConfigError, DataError, ShapeError
+from manyheads.extras.texts.common import TextIndexError, also, check_at_least, check_axes, explain
 from manyheads.extras.texts.d2l_model import (
     AdditiveAttention,
     AddNorm,
@@ -242,6 +242,8 @@ class MaskedSoftmaxCELoss(nn.CrossEntropyLoss):
     def forward(self, pred: Tensor, label: Tensor, valid_len: Tensor) -> Tensor:  # type: ignore[override]
         check_axes("pred", pred, "batch, num_steps, vocab_size", RuntimeError, ValueError)
         check_shape(label, pred.shape[:2])
+        if label.is_floating_point() or label.dtype == torch.bool:
+            raise also(ShapeError, RuntimeError)(f"label is of {label.dtype}; it must be whole numbers: label.long().")
         losses = F.cross_entropy(pred.transpose(1, 2), label, reduction="none")
         return sequence_mask(losses, valid_len).mean(dim=1)
 
@@ -452,3 +454,6 @@ class Trainer:
 
     def _batches(self, loader: Iterable[Sequence[Tensor]]) -> Iterator[list[Tensor]]:
         return ([array.to(self.device) for array in batch] for batch in loader)
+
+
+explain(globals())

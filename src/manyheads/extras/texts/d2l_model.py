@@ -30,6 +30,7 @@ from manyheads.extras.texts.common import (
     check_heads,
     check_ids,
     dropout_layer,
+    explain,
     read_arguments,
     shape_of,
 )
@@ -93,7 +94,7 @@ def transpose_output(X: Tensor, num_heads: int) -> Tensor:  # noqa: N803
     """The inverse of `transpose_qkv`: (batch x heads, length, width / heads) -> (batch, length, width)."""
     check_axes("X", X, "batch x heads, length, width / heads", *_SHAPE_ERRORS)
     check_heads(X.shape[0], num_heads, ("batch x heads", "num_heads"), RuntimeError)
-    return ours.merge_heads(X.reshape(-1, num_heads, *X.shape[1:]))
+    return ours.merge_heads(X.reshape(X.shape[0] // num_heads, num_heads, *X.shape[1:]))
 
 
 class DotProductAttention(KeepsWeights):
@@ -584,3 +585,6 @@ def _check_width(name: str, x: Tensor, layer: nn.Linear, argument: str) -> None:
             f"{name} has shape {shape}, a width of {shape[-1] if shape else 0}, but this module was made for"
             f" {layer.in_features}; change the input, or {argument}."
         )
+
+
+explain(globals())

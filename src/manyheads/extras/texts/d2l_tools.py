@@ -188,6 +188,8 @@ def show_heatmaps(
     from manyheads.extras.inspect.drawings.figure import add_colour_bar, as_array, new_figure
 
     check_axes("matrices", matrices, "rows, columns, queries, keys", ValueError, TypeError)
+    if not matrices.numel():
+        raise also(ShapeError, ValueError)(f"matrices has shape {tuple(matrices.shape)}; there is nothing to draw.")
     if titles and len(titles) < matrices.shape[1]:
         raise also(ShapeError, IndexError)(
             f"there are {len(titles)} titles for {matrices.shape[1]} columns; give one for each column."

@@ -32,6 +32,7 @@ from manyheads.extras.texts.common import (
     check_heads,
     check_shape,
     dropout_layer,
+    explain,
     fits,
     read_arguments,
     refuse_added,
@@ -312,3 +313,6 @@ def _shape(x: Tensor) -> tuple[int, ...]:
 
 def _broadcast(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return all(a == b or 1 in (a, b) for a, b in zip(one[::-1], other[::-1], strict=False))
+
+
+explain(globals())

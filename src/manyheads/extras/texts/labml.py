@@ -27,6 +27,7 @@ from manyheads.extras.texts.common import (
     check_axes,
     check_heads,
     dropout_layer,
+    explain,
     refuse_added,
     shape_of,
 )
@@ -229,3 +230,6 @@ class RelativeMultiHeadAttention(MultiHeadAttention):
 
 def _fits(mask: Tensor, sizes: tuple[int, int, int]) -> bool:
     return mask.shape[1] == sizes[1] and mask.shape[0] in (1, sizes[0]) and mask.shape[2] in (1, sizes[2])
+
+
+explain(globals())

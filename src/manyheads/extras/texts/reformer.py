@@ -28,6 +28,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     check_rates,
     check_shape,
+    explain,
     shape_of,
 )
 from manyheads.extras.texts.reformer_attention import (
@@ -495,3 +496,6 @@ class ReformerEncDec(nn.Module):
     def generate(self, seq_in: Tensor, seq_out_start: Tensor, seq_len: int, **kwargs: Any) -> Tensor:
         """Return at most seq_len ids after seq_out_start; see `TrainingWrapper.generate`."""
         return self.dec.generate(seq_out_start, seq_len, **self._read(seq_in, kwargs))
+
+
+explain(globals())

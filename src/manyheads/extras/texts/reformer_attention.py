@@ -19,6 +19,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     check_rates,
     check_shape,
+    explain,
     fits,
     shape_of,
 )
@@ -407,3 +408,6 @@ def apply_rotary_pos_emb(qk: Tensor, sinu_pos: Tensor) -> Tensor:
     even, odd = turned[..., ::2], turned[..., 1::2]
     across = torch.stack([-odd, even], dim=-1).flatten(-2)
     return torch.cat([turned * cosine[:count] + across * sine[:count], rest], dim=1)
+
+
+explain(globals())

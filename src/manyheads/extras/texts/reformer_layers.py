@@ -19,6 +19,7 @@ from manyheads.extras.texts.common import (
     check_at_least,
     check_rates,
     check_shape,
+    explain,
     shape_of,
 )
 from manyheads.extras.texts.reformer_attention import LSHAttention
@@ -361,3 +362,6 @@ class MatrixMultiply(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         matrix = F.normalize(self.tensor, dim=-1) if self.normalize else self.tensor
         return x @ (matrix.t() if self.transpose else matrix)
+
+
+explain(globals())

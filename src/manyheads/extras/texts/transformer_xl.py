@@ -30,6 +30,7 @@ from manyheads.extras.texts.common import (
     check_ids,
     check_rates,
     check_shape,
+    explain,
     shape_of,
 )
 from manyheads.extras.texts.transformer_xl_layers import (
@@ -397,3 +398,6 @@ class LMOrderedIterator:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, int]]:
         return self.get_fixlen_iter()
+
+
+explain(globals())

@@ -13,6 +13,7 @@ from manyheads.extras.texts.common import (
     check_at_least,
     check_rates,
     check_shape,
+    explain,
     shape_of,
 )
 from manyheads.nn import masked_softmax, relative_shift
@@ -324,3 +325,6 @@ class RelPartialLearnableDecoderLayer(TextLayer):
         mems: Tensor | None = None,
     ) -> Tensor:
         return super().forward(dec_inp, r, r_w_bias, r_r_bias, dec_attn_mask=dec_attn_mask, mems=mems)
+
+
+explain(globals())

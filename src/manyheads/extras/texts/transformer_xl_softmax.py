@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.extras.peers.xl_weights import by_cluster
-from manyheads.extras.texts.common import TextValueError, check_at_least, check_ids, check_shape
+from manyheads.extras.texts.common import TextValueError, check_at_least, check_ids, check_shape, explain
 from manyheads.nn.heads.adaptive import Clusters
 from manyheads.nn.heads.linear import LogUniformCandidates
 from manyheads.nn.kernels import modes
@@ -210,3 +210,6 @@ def sample_logits(
     others = inputs @ embedding(drawn).t() + bias[drawn] - drawn_log_q.to(inputs.dtype)
     others = others.masked_fill(labels[..., None] == drawn, -1e30)
     return torch.cat([true[..., None], others], dim=-1)
+
+
+explain(globals())

@@ -30,7 +30,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import masked_softmax
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Bool, Float, Int, check_tensors
+from manyheads.nn.shapes import Bool, Float, Int, check_rates, explained
 
 
 def local_attention(
@@ -215,6 +215,7 @@ class LocalSelfAttention(nn.Module):
         if train_slopes and not sloped:
             raise ConfigError("train_slopes is true, but sloped is false, so there is nothing to train; set both.")
         self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
+        check_rates(dropout=dropout)
         self.sloped = sloped
         self.chunk_len, self.chunks_before, self.chunks_after = chunk_len, chunks_before, chunks_after
         self.causal, self.wrap, self.dropout_rate = causal, wrap, dropout
@@ -279,6 +280,7 @@ class LocalSelfAttention(nn.Module):
         q, k, v = (split_heads(proj(x), self.num_heads) for proj in (self.q_proj, self.k_proj, self.v_proj))
         return q, k, v
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "*batch length d_model"],
@@ -296,7 +298,6 @@ class LocalSelfAttention(nn.Module):
             if x has none.
         Raises: ShapeError: x has neither two nor three axes.
         """
-        check_tensors(x=x, lengths=lengths)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2

@@ -36,7 +36,7 @@ from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, hashed_order, sorting_order
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float, Int, check_tensors
+from manyheads.nn.shapes import Float, Int, check_rates, explained
 
 __all__ = ["LSHSelfAttention", "LSHSettings", "hash_vectors", "lsh_attention", "rotations", "shared_qk_attention"]
 
@@ -148,6 +148,7 @@ class LSHSelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = num_heads, width_of_heads(d_model, num_heads, head_dim)
+        check_rates(dropout=dropout)
         self.settings, self.dropout_rate = settings, dropout
         self.factors = settings.factors(max_len)
         inner = self.num_heads * self.head_dim
@@ -284,6 +285,7 @@ class LSHSelfAttention(nn.Module):
             raise RequestError("hashing needs buckets, rotations or a seed; none is given.")
         return self.draw(cast("int | Tensor", seed), num_hashes) if given is None else given
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "*batch length d_model"],
@@ -309,7 +311,6 @@ class LSHSelfAttention(nn.Module):
         Raises: RequestError: neither buckets, rotations nor a seed, and something must be hashed. ShapeError: x has
             neither two nor three axes.
         """
-        check_tensors(x=x, lengths=lengths, buckets=buckets, rotations=rotations)
         if x.dim() not in (2, 3):
             raise ShapeError(f"x of shape {tuple(x.shape)} must be (batch, length, d_model), or (length, d_model).")
         alone = x.dim() == 2

@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.catalogue import shown_as
 from manyheads.errors import ShapeError
 from manyheads.nn.pytrees import register_state
-from manyheads.nn.shapes import Bool, Float, Int, check_tensors
+from manyheads.nn.shapes import Bool, Float, Int, check_axes, check_tensors
 
 _LAYOUT = " Vectors are read as (batch, length, width): where the length comes first, give x.transpose(0, 1)."
 
@@ -106,7 +106,7 @@ class Lengths(Mask):
             raise ShapeError(
                 f"lengths of shape {tuple(self.lengths.shape)} do not fit {queries.shape[0]} queries; give (batch,), or"
                 " (batch, q_len) with a length for each query."
-                + (_LAYOUT if self.lengths.shape[0] == queries.shape[0] else "")
+                + (_LAYOUT if self.lengths.shape[:1] == queries.shape else "")
             )
         return (keys < self.lengths[:, :, None])[:, None]
 
@@ -157,7 +157,7 @@ class KeyPadding(Mask):
     keep: Tensor
 
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        check_tensors(keep=self.keep)
+        check_axes("keep", self.keep, "batch, k_len")
         if self.keep.shape[-1] != keys.shape[0]:
             raise ShapeError(
                 f"a key padding mask covers {self.keep.shape[-1]} keys but there are {keys.shape[0]};"
@@ -243,7 +243,7 @@ def _four_axes(name: str, pattern: Tensor, queries: Tensor, keys: Tensor) -> Ten
             raise ShapeError(
                 f"a dense mask of shape {given} does not fit {queries.shape[0]} queries and {keys.shape[0]} keys; its"
                 " last two axes must be (q_len, k_len), or 1 to be broadcast; before them it may have (batch), or"
-                " (batch, heads)." + (_LAYOUT if len(given) == 2 or given[0] == queries.shape[0] else "")
+                " (batch, heads)." + (_LAYOUT if len(given) == 2 or given[:1] == queries.shape else "")
             )
     return pattern
 

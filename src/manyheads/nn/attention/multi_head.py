@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ShapeError
+from manyheads.errors import ArgumentError, ConfigError, ShapeError
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
-from manyheads.nn.attention.masks import Mask, NeverEmpty, refuse_tensor
+from manyheads.nn.attention.masks import Mask, NeverEmpty, check_rows, refuse_tensor
 from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.attention.scores import check_vectors
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
@@ -21,7 +21,7 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.positions import RotaryPositions, rotate
-from manyheads.nn.shapes import Float, check_axes, check_tensors
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, explained
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -60,13 +60,12 @@ def merge_heads(x: Float[Tensor, "*batch heads length head_dim"]) -> Float[Tenso
 def width_of_heads(d_model: int, num_heads: int, head_dim: int = 0) -> int:
     """Return head_dim; 0: d_model / num_heads.
 
-    Raises: ConfigError: num_heads is below 1 or head_dim below 0; or head_dim is 0, and num_heads does not divide
+    Raises: ArgumentError: one is no whole number of at least 1; or head_dim is 0, and num_heads does not divide
         d_model.
     """
-    if num_heads < 1 or head_dim < 0:
-        raise ConfigError(f"num_heads {num_heads} must be at least 1, and head_dim {head_dim} at least 0.")
+    check_sizes(d_model=d_model, num_heads=num_heads, **({"head_dim": head_dim} if head_dim else {}))
     if not head_dim and d_model % num_heads:
-        raise ConfigError(
+        raise ArgumentError(
             f"d_model {d_model} is not divisible by num_heads {num_heads}; change one of them, or give head_dim."
         )
     return head_dim or d_model // num_heads
@@ -200,6 +199,7 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         self.head_dim = width_of_heads(d_model, num_heads, head_dim or 0)
+        check_rates(dropout=dropout)
         self.dropout_rate = dropout
         self.value_head_dim = value_head_dim or self.head_dim
         if self.num_kv_heads < 1 or num_heads % self.num_kv_heads:
@@ -273,6 +273,7 @@ class MultiHeadAttention(nn.Module):
         """Xavier-uniform weights, zero biases. A relative bias stays as it is, because other layers may share it."""
         initialise(self.q_proj, self.k_proj, self.v_proj, self.out_proj)
 
+    @explained
     def forward(
         self,
         query: Float[Tensor, "*batch q_len query_dim"],
@@ -302,9 +303,7 @@ class MultiHeadAttention(nn.Module):
             has rows for another batch; keys are given to an attention with rotary positions. TensorTypeError: an
             argument is no tensor.
         """
-        if key is None and value is None:
-            check_tensors(query=query)
-        else:
+        if key is not None or value is not None:
             given = query if key is None else key
             check_vectors(query, given, given if value is None else value)
         if query.dim() == 2:
@@ -333,6 +332,7 @@ class MultiHeadAttention(nn.Module):
             q, k = self.rotary(q, first), self.rotary(k, first)
         first_query = 0
         if state is not None:
+            check_rows(state.rows, len(query), "the state")
             new_len = k.shape[2]
             (step,), state = state.prepare(new_len, k.dtype)
             first_query, mask = step.length, step.among_real(mask)

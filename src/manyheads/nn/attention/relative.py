@@ -32,7 +32,7 @@ from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
-from manyheads.nn.shapes import Float, Int, check_tensors
+from manyheads.nn.shapes import Float, Int, check_rates, check_sizes, explained
 
 
 class DistanceEncoding(ExactTable):
@@ -115,11 +115,9 @@ class RelativeAttention(nn.Module):
         fused: bool = False,
     ) -> None:
         super().__init__()
-        if head_dim is None and num_heads > 0:
-            head_dim = width_of_heads(d_model, num_heads)
-        head_dim = 0 if head_dim is None else head_dim
-        if min(d_model, num_heads, head_dim) < 1:
-            raise ConfigError(f"d_model {d_model}, num_heads {num_heads} and head_dim {head_dim} must be at least 1.")
+        head_dim = width_of_heads(d_model, num_heads) if head_dim is None else head_dim
+        check_sizes(d_model=d_model, num_heads=num_heads, head_dim=head_dim)
+        check_rates(dropout=dropout)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.dropout_rate = dropout
         inner, biased = num_heads * head_dim, biased_projections(bias)
@@ -262,6 +260,7 @@ class RelativeAttention(nn.Module):
         out: Tensor = self.out_proj(merge_heads(heads))
         return out, weights
 
+    @explained
     def forward(
         self,
         x: Float[Tensor, "*batch q_len d_model"],
@@ -284,7 +283,6 @@ class RelativeAttention(nn.Module):
             x has none.
         Raises: ShapeError: x has neither two nor three axes, or another width than d_model; the mask is a tensor.
         """
-        check_tensors(x=x, memory=memory, distances=distances)
         if x.dim() == 2:
             before = None if memory is None else memory[None]
             answer = self.forward(x[None], before, distances, mask, need_weights=True)

@@ -16,14 +16,13 @@ from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float, check_tensors
+from manyheads.nn.shapes import Float, check_rates, check_sizes, explained
 
 
 def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raises: ShapeError: not all have as many axes, or there are several batch sizes. TensorTypeError: one is no
     tensor.
     """
-    check_tensors(query=query, key=key, value=value)
     given = query, key, value
     if not query.dim() == key.dim() == value.dim():
         remedy = "; give all of them as (batch, length, width), or all as (length, width)."
@@ -67,9 +66,11 @@ class DotProductAttention(nn.Module):
 
     def __init__(self, *, dropout: float = 0.0, scale: float | None = None) -> None:
         super().__init__()
+        check_rates(dropout=dropout)
         self.dropout_rate = dropout
         self.scale = scale
 
+    @explained
     def forward(
         self,
         query: Float[Tensor, "*batch q_len width"],
@@ -90,10 +91,11 @@ class DotProductAttention(nn.Module):
         q, k, v = (one_head(x) for x in (query, key, value))
         rate = self.dropout_rate if self.training else 0.0
         if not need_weights:
-            return dot_product_attention(q, k, v, mask, rate, self.scale).view(*query.shape[:-1], -1)
+            return dot_product_attention(q, k, v, mask, rate, self.scale).view(*query.shape[:-1], value.shape[-1])
         weights = dot_product_weights(q, k, mask, self.scale)
         out = torch.matmul(dropout(weights, rate), v)
-        return out.view(*query.shape[:-1], -1), weights.view(*query.shape[:-1], -1)
+        out = out.view(*query.shape[:-1], value.shape[-1])
+        return out, weights.view(*query.shape[:-1], key.shape[-2])
 
 
 class AdditiveScore(nn.Module):
@@ -118,6 +120,7 @@ class AdditiveScore(nn.Module):
     def __init__(self, num_heads: int, head_dim: int, hidden_dim: int = 0) -> None:
         super().__init__()
         hidden_dim = hidden_dim or head_dim
+        check_sizes(num_heads=num_heads, head_dim=head_dim, hidden_dim=hidden_dim)
         self.query_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_dim))
         self.key_weight = nn.Parameter(torch.empty(num_heads, head_dim, hidden_dim))
         self.score_weight = nn.Parameter(torch.empty(num_heads, hidden_dim))
@@ -130,10 +133,10 @@ class AdditiveScore(nn.Module):
         bound = math.sqrt(6 / (self.score_weight.shape[1] + 1))
         nn.init.uniform_(self.score_weight, -bound, bound)
 
+    @explained
     def forward(
         self, query: Float[Tensor, "batch heads q_len head_dim"], key: Float[Tensor, "batch heads k_len head_dim"]
     ) -> Float[Tensor, "batch heads q_len k_len"]:
-        check_tensors(query=query, key=key)
         q = torch.einsum("bhqd,hde->bhqe", query, self.query_weight)
         k = torch.einsum("bhkd,hde->bhke", key, self.key_weight)
         hidden = torch.tanh(q[:, :, :, None] + k[:, :, None])  # (batch, heads, q_len, k_len, hidden_dim)
@@ -162,6 +165,8 @@ class AdditiveAttention(nn.Module):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, *, dropout: float = 0.0) -> None:
         super().__init__()
+        check_sizes(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        check_rates(dropout=dropout)
         self.q_proj = Linear(query_dim, hidden_dim, bias=False)
         self.k_proj = Linear(key_dim, hidden_dim, bias=False)
         self.score_proj = Linear(hidden_dim, 1, bias=False)
@@ -172,6 +177,7 @@ class AdditiveAttention(nn.Module):
         """Xavier-uniform."""
         initialise(self.q_proj, self.k_proj, self.score_proj)
 
+    @explained
     def forward(
         self,
         query: Float[Tensor, "*batch q_len query_dim"],
@@ -190,6 +196,5 @@ class AdditiveAttention(nn.Module):
         hidden = torch.tanh(self.q_proj(q)[..., :, None, :] + self.k_proj(k)[..., None, :, :])
         weights = masked_weights(self.score_proj(hidden).squeeze(-1), mask)  # (batch, 1, q_len, k_len)
         out = torch.matmul(dropout(weights, self.dropout_rate if self.training else 0.0), v)
-        if need_weights:
-            return out.view(*query.shape[:-1], -1), weights.view(*query.shape[:-1], -1)
-        return out.view(*query.shape[:-1], -1)
+        out = out.view(*query.shape[:-1], value.shape[-1])
+        return (out, weights.view(*query.shape[:-1], key.shape[-2])) if need_weights else out

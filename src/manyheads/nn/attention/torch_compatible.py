@@ -15,7 +15,7 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 from manyheads.nn.kernels.dropout import dropout as drop
 from manyheads.nn.kernels.linear import is_readable, linear
-from manyheads.nn.shapes import check_tensors
+from manyheads.nn.shapes import check_tensors, explained
 
 
 class TorchMultiheadAttention(nn.MultiheadAttention):
@@ -121,6 +121,7 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
         return attended
 
     @torch.jit.ignore  # type: ignore[untyped-decorator]
+    @explained
     def _forward(
         self,
         query: Tensor,
@@ -139,7 +140,8 @@ class TorchMultiheadAttention(nn.MultiheadAttention):
             if not name:
                 raise RequestError("torch.fx traces a module that contains this attention, not the attention alone.")
             return cast("tuple[Tensor, Tensor | None]", tracer.create_proxy("call_module", name, given, {}))
-        check_tensors(query=query, key=key, value=value, key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+        masks = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask}
+        check_tensors(**{kind: mask for kind, mask in masks.items() if mask is not None})
         if query.is_nested and query is key and key is value and key_padding_mask is None and attn_mask is None:
             return _attend_nested(self, query, need_weights, average_attn_weights, is_causal)
         return _attend(self, *given)

@@ -17,7 +17,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.linear import linear
 from manyheads.nn.kernels.loss import HeadLoss, smoothed_loss
-from manyheads.nn.shapes import Bool, Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_targets, explained
 
 
 class Clusters:
@@ -117,6 +117,7 @@ class AdaptiveEmbedding(nn.Module):
         one = "√d_model · E[ids]"
         return "embedded", one if self.projections is None else "√d_model · E_c[ids] P_cᵀ, c the cluster of an id"
 
+    @explained
     def forward(self, ids: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
         if len(self.tables) == 1:
             return self._project(0, F.embedding(ids, self.tables[0])) * self.scale
@@ -215,10 +216,12 @@ class AdaptiveHead(nn.Module):
             assert self.cluster_bias is not None
             self.cluster_bias[index] = logarithms[low:high].logsumexp(0)
 
+    @explained
     def log_probs(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return log-probabilities of all tokens in the vocabulary's order, in float32 or float64."""
         return self._with_clusters(_log_softmax(linear(self._project(0, hidden), *self._first())), hidden)
 
+    @explained
     def logits(self, hidden: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab_size"]:
         """Return scores whose softmax gives the probabilities: only the first of the two softmaxes is left out."""
         return self._with_clusters(linear(self._project(0, hidden), *self._first()), hidden)
@@ -232,6 +235,7 @@ class AdaptiveHead(nn.Module):
             parts.append(first[..., shortlist + index - 1, None] + within)
         return torch.cat(parts, dim=-1)
 
+    @explained
     def loss(
         self,
         hidden: Float[Tensor, "*rows d_model"],
@@ -255,6 +259,7 @@ class AdaptiveHead(nn.Module):
                 f"num_sampled is {num_sampled}, and this softmax is adaptive; take one of the two: set num_sampled to"
                 " 0, or leave cutoffs empty."
             )
+        check_targets(hidden, targets, keep)
         if modes.is_transformed():
             losses = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
             loss = losses.masked_fill(~keep, 0.0).sum()
@@ -274,6 +279,7 @@ class AdaptiveHead(nn.Module):
             loss, nll = loss + more, nll + more_nll
         return loss, nll
 
+    @explained
     def token_losses(
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:

@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
-from manyheads.nn.shapes import Float, Int
+from manyheads.nn.shapes import Bool, Float, Int, check_sizes, check_targets, explained
 from manyheads.nn.smoothing import SmoothingKind
 
 
@@ -102,6 +102,7 @@ class LinearHead(nn.Module):
 
     def __init__(self, d_model: int, vocab_size: int, *, bias: bool = False) -> None:
         super().__init__()
+        check_sizes(d_model=d_model, vocab_size=vocab_size)
         self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
         self.bias = nn.Parameter(torch.empty(vocab_size)) if bias else None
         self._candidates: LogUniformCandidates | None = None
@@ -169,11 +170,12 @@ class LinearHead(nn.Module):
             head.packed = Packed(head)
         return head
 
+    @explained
     def loss(
         self,
         hidden: Float[Tensor, "*rows d_model"],
         targets: Int[Tensor, "*rows"],
-        keep: Tensor,
+        keep: Bool[Tensor, "*rows"],
         *,
         label_smoothing: float = 0.0,
         smoothing_kind: SmoothingKind = "all",
@@ -196,6 +198,7 @@ class LinearHead(nn.Module):
         Raises: ConfigError: num_sampled together with label_smoothing, which needs every token's probability.
         Cost: memory chunk_tokens x vocab_size, not tokens x vocab_size; tokens x num_sampled with candidates.
         """
+        check_targets(hidden, targets, keep, self.weight.shape[1])
         kept, wanted = hidden.flatten(0, -2), targets.flatten()
         if modes.is_transformed() and not num_sampled:
             smoothing = (label_smoothing, smoothing_kind, pad_id)
@@ -224,6 +227,7 @@ class LinearHead(nn.Module):
         drawn, log_inclusion = self._candidates.draw(), self._candidates.log_inclusion
         return sampled_loss(hidden, targets, self.weight, self.bias, drawn, log_inclusion).sum()
 
+    @explained
     def token_losses(
         self, hidden: Float[Tensor, "tokens d_model"], targets: Int[Tensor, " tokens"]
     ) -> Float[Tensor, " tokens"]:

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.errors import ConfigError, RequestError, ShapeError, TensorTypeError
 from manyheads.nn.attention.masks import Bias, Both, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
 from manyheads.nn.attention.relative_bias import ByDistance
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.shapes import Bool, Float, check_tensors
+from manyheads.nn.shapes import Bool, Float, check_tensors, explained
 
 
 def masked_softmax(
@@ -73,7 +73,7 @@ def _check_scores(scores: Tensor, allowed: object) -> None:
         return
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
         kind = f"a tensor of {allowed.dtype}" if isinstance(allowed, Tensor) else type(allowed).__name__
-        raise ShapeError(
+        raise TensorTypeError(
             f"allowed is {kind}; give a tensor of bools, True = may attend: of numbers mask != 0, of lengths"
             " torch.arange(k_len) < lengths[:, None, None], of a description mask.allowed(queries, keys)."
         )
@@ -180,6 +180,7 @@ def _sum(scores: Tensor, bias: Tensor, allowed: Tensor | None) -> Tensor:
     return (total - highest).clamp(limits.min, 0.0).to(scores.dtype)
 
 
+@explained
 def dot_product_weights(
     query: Float[Tensor, "batch heads q_len head_dim"],
     key: Float[Tensor, "batch heads k_len head_dim"],
@@ -197,6 +198,7 @@ def dot_product_weights(
     return masked_weights(dot_product_scores(query, key, scale), mask, first_query)
 
 
+@explained
 def dot_product_attention(
     query: Float[Tensor, "batch heads q_len head_dim"],
     key: Float[Tensor, "batch heads k_len head_dim"],
@@ -325,7 +327,6 @@ def _check_call(query: Tensor, key: Tensor, value: Tensor | None = None) -> None
     """Refuse other axes, and what SDPA on CPUs computes without an error, from memory behind the shorter of keys and
     values (torch 2.13).
     """
-    check_tensors(query=query, key=key, value=value)
     if query.dim() != 4 or key.dim() != 4 or (value is not None and value.dim() != 4):
         shapes = ", ".join(str(tuple(x.shape)) for x in (query, key, value) if x is not None)
         raise ShapeError(

@@ -19,16 +19,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.nn.kernels import modes, policy
-from manyheads.nn.shapes import Float
+from manyheads.nn.shapes import Float, explained
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+@explained
+def linear(
+    x: Float[Tensor, "*batch in_features"],
+    weight: Float[Tensor, "out_features in_features"],
+    bias: Float[Tensor, " out_features"] | None = None,
+) -> Float[Tensor, "*batch out_features"]:
     """Return `F.linear(x, weight, bias)`.
 
-    Shape: (*batch, in_features), (out_features, in_features), (out_features,) -> (*batch, out_features)
+        >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+        [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
 
-    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
-    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+    Raises: ShapeError, TensorTypeError: see `fault_of`.
     """
     if not policy.uses_onednn(x, weight):
         return F.linear(x, weight, bias)
