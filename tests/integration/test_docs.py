@@ -134,7 +134,7 @@ NOT_RUN: dict[str, str] = {
     "docs/serving.md:12": "it serves until it is stopped",
     "docs/serving.md:20": "it serves until it is stopped",
     "docs/serving.md:65": "it needs the package openai and a running server",
-    "docs/sources/reformer.md:227": "it needs the reader's model",
+    "docs/sources/reformer.md:229": "it needs the reader's model",
     "docs/transformers.md:98": "it needs the package lm-eval",
     "docs/sources/transformer-xl.md:297": "it needs the published models, gigabytes",
     "docs/which-language-model.md:33": "it takes an hour and a half",
