@@ -5,6 +5,7 @@ See `d2l`. Differs: curves are drawn on request, `draw()`, not during training.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
-from manyheads.extras.texts.common import also, check_axes
+from manyheads.extras.texts.common import also, check_at_least, check_axes
 from manyheads.nn.shapes import no_tensor
 
 if TYPE_CHECKING:
@@ -98,34 +99,66 @@ class Accumulator:
 
 
 class Animator:
-    """Curves over a number of steps. Attributes: X, Y: for each curve, its places and its values."""
+    """Curves over a number of steps, drawn in the first of nrows x ncols panels.
+
+    Args: as of `plot`. Attributes: X, Y: for each curve, its places and its values.
+    """
 
     def __init__(
         self,
-        xlabel: str = "",
-        ylabel: str = "",
-        legend: Sequence[str] = (),
+        xlabel: str | None = None,
+        ylabel: str | None = None,
+        legend: Sequence[str] | None = None,
         xlim: Sequence[float] | None = None,
         ylim: Sequence[float] | None = None,
+        xscale: str = "linear",
+        yscale: str = "linear",
+        fmts: Sequence[str] = (),
+        nrows: int = 1,
+        ncols: int = 1,
         figsize: tuple[float, float] = (3.5, 2.5),
     ) -> None:
-        self.xlabel, self.ylabel, self.legend, self.figsize = xlabel, ylabel, legend, figsize
-        self.xlim, self.ylim = xlim, ylim
+        check_at_least(1, nrows=nrows, ncols=ncols)
+        self.xlabel, self.ylabel, self.legend, self.xlim, self.ylim = xlabel, ylabel, legend, xlim, ylim
+        self.xscale, self.yscale, self.fmts = xscale, yscale, fmts
+        self.nrows, self.ncols, self.figsize = nrows, ncols, figsize
         self.X: list[list[float]] = []
         self.Y: list[list[float]] = []
 
-    def add(self, x: float, y: float | Sequence[float]) -> None:
-        """Add a point to each curve: y has one value for each."""
-        values = [float(value) for value in (y if isinstance(y, Sequence) else [y])]
+    def add(self, x: Any, y: Any) -> None:
+        """Add a point to each curve: y has one value for each, and x one place for all or one for each; None: no point.
+
+        Raises: ShapeError, which is also a ValueError: another number of values than there are curves.
+        """
+        values = list(y) if _is_row(y) else [y]
+        places = list(x) if _is_row(x) else [x] * len(values)
         self.X = self.X or [[] for _ in values]
         self.Y = self.Y or [[] for _ in values]
-        for places, curve, value in zip(self.X, self.Y, values, strict=True):
-            places.append(x)
-            curve.append(value)
+        if not len(places) == len(values) == len(self.Y):
+            raise also(ShapeError, ValueError)(
+                f"there are {len(self.Y)} curves, but {len(places)} places and {len(values)} values; give one for each."
+            )
+        for curve, (place, value) in enumerate(zip(places, values, strict=True)):
+            if place is not None and value is not None:
+                self.X[curve].append(float(place))
+                self.Y[curve].append(float(value))
 
     def draw(self) -> Figure:
         """Return the curves as a figure. Raises: MissingExtraError: matplotlib is not installed."""
-        return plot(self.X, self.Y, self.xlabel, self.ylabel, self.legend, self.xlim, self.ylim, figsize=self.figsize)
+        from manyheads.extras.inspect.drawings.figure import new_figure
+
+        axes = new_figure(*self.figsize).subplots(self.nrows, self.ncols, squeeze=False)[0, 0]
+        longest = max(map(len, self.X), default=0)  # matplotlib draws nothing where a curve has no number
+        x, y = ([row + [math.nan] * (longest - len(row)) for row in rows] for rows in (self.X, self.Y))
+        scales = (self.xscale, self.yscale)
+        return plot(
+            x, y, self.xlabel, self.ylabel, self.legend, self.xlim, self.ylim, *scales, self.fmts, self.figsize, axes
+        )
+
+
+def _is_row(x: Any) -> bool:
+    """Return whether x is several numbers; a tensor without axes is one."""
+    return hasattr(x, "__len__") and getattr(x, "ndim", 1) > 0
 
 
 class HyperParameters:
@@ -212,9 +245,9 @@ def show_heatmaps(
 def plot(
     X: Any,  # noqa: N803
     Y: Any = None,  # noqa: N803
-    xlabel: str = "",
-    ylabel: str = "",
-    legend: Sequence[str] = (),
+    xlabel: str | None = None,
+    ylabel: str | None = None,
+    legend: Sequence[str] | None = None,
     xlim: Sequence[float] | None = None,
     ylim: Sequence[float] | None = None,
     xscale: str = "linear",

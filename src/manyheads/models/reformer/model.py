@@ -406,5 +406,6 @@ def _positions_of(config: ReformerConfig) -> nn.Module | None:
 
 def build(config: ReformerConfig) -> LanguageModel:
     """Return the language model's body and head, with random weights. The body returns both residual streams."""
+    check_vocabularies(config, "vocab_size")
     head = LinearHead(2 * config.d_model, config.vocab_size, bias=True)
     return LanguageModel(Reformer(config), head, config)

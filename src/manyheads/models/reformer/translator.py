@@ -270,5 +270,6 @@ class ReformerTranslator(nn.Module):
 
 def build_seq2seq(config: ReformerSeq2SeqConfig) -> Seq2Seq:
     """Return the encoder-decoder's body and head, with random weights."""
+    check_vocabularies(config, "source_vocab_size", "target_vocab_size")
     head = LinearHead(config.d_model, config.target_vocab_size)
     return Seq2Seq(ReformerTranslator(config), head, config)

@@ -376,6 +376,7 @@ class Transformer(nn.Module):
 
 def build(config: TransformerConfig) -> Seq2Seq:
     """Return body and head, with random weights."""
+    check_vocabularies(config, "source_vocab_size", "target_vocab_size")
     head = LinearHead(config.d_model, config.target_vocab_size, bias=config.head_bias)
     model = Seq2Seq(Transformer(config), head, config)
     if config.initialisation == "glorot":

@@ -431,6 +431,7 @@ def distances_back(k_len: int, clamp_len: int | None, device: torch.device) -> T
 
 def build(config: TransformerXLConfig) -> LanguageModel:
     """Return body and head, with random weights. The head clusters the vocabulary if the config has cutoffs."""
+    check_vocabularies(config, "vocab_size")
     head: LinearHead | AdaptiveHead
     if config.cutoffs or config.has_projections:
         head = AdaptiveHead(
