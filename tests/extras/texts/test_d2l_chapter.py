@@ -205,3 +205,18 @@ def test_mistakes(call: Callable[[], object], kind: type[Exception], said: str) 
     with pytest.raises(kind, match=said) as caught:
         call()
     assert isinstance(caught.value, ManyHeadsError)
+
+
+def test_curves_of_a_training_by_the_texts_options() -> None:
+    """Options by place as in the text; a place for each curve, and a value that is missing."""
+    animator = d2l.Animator("epoch", "loss", ["a", "b"], [1, 9], None, "linear", "log", ("-", "m--"), 1, 2, (4, 2))
+    animator.add(1, (0.5, None))
+    animator.add(torch.tensor(2.0), torch.tensor([0.25, 3.0]))
+    animator.add([3, 4], [0.125, 2.0])
+    assert (animator.X, animator.Y) == ([[1, 2, 3], [2, 4]], [[0.5, 0.25, 0.125], [3, 2]])
+    figure = animator.draw()
+    first, second = figure.axes
+    assert [len(line.get_xdata()) for line in first.lines] == [3, 3]
+    assert (first.get_yscale(), first.lines[1].get_color(), second.lines[:]) == ("log", "m", [])
+    with pytest.raises(ValueError, match=r"there are 2 curves, but 1 places and 1 values"):
+        animator.add(5, 0.1)

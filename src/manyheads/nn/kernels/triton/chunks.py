@@ -48,7 +48,7 @@ def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
     """
     if itemsize == 4:  # where the other number of threads spilled 4 to 8 bytes
         few = hashed or width <= 64 if kernel is keys_kernel else hashed and kernel is forward_kernel
-        return Tiles(16, 16, 4 if few else 8, 1)
+        return Tiles(16, 16, 2 if kernel is keys_kernel and hashed and width > 64 else 4 if few else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
     return Tiles(32, 32, 4, 1) if kernel is keys_kernel else Tiles(64, 32, 8, 1)

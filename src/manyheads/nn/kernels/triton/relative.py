@@ -44,10 +44,12 @@ def tiles(kernel: Any, width: int, itemsize: int) -> Tiles:
     if itemsize == 4:
         if kernel is keys_kernel:
             return Tiles(16, 16, 4 if width > 64 else 8, 1)
-        return Tiles(32, 32, 8 if kernel is queries_kernel and width > 64 else 4, 1)  # 4 spilled 892 bytes on sm_90
+        if width <= 64:  # 32 keys spilled 8 to 12 bytes with segments
+            return Tiles(32, 16, 4, 1)
+        return Tiles(32, 32, 8 if kernel is queries_kernel else 4, 1)  # 4 spilled 892 bytes on sm_90
     if kernel is forward_kernel:
         return Tiles(64, 32 if width > 64 else 64, 8, 2)
-    return Tiles(32 if kernel is keys_kernel and width > 64 else 64, 32, 8, 1)
+    return Tiles(32 if width > 64 else 64, 32, 8, 1)
 
 
 @triton.jit
