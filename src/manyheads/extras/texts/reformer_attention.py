@@ -336,7 +336,7 @@ class LSHSelfAttention(nn.Module):
 
     def _in_heads(self, x: Tensor) -> Tensor:
         """(batch, length, heads x dim_head), or (batch, length, dim_head) -> (batch x heads, length, dim_head)."""
-        in_heads = x.view(*x.shape[:2], -1, self.dim_head).expand(-1, -1, self.heads, -1)
+        in_heads = x.view(*x.shape[:2], x.shape[2] // self.dim_head, self.dim_head).expand(-1, -1, self.heads, -1)
         return in_heads.transpose(1, 2).flatten(0, 1)
 
     def forward(
