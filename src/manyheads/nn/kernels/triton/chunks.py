@@ -46,9 +46,10 @@ def tiles(kernel: Any, width: int, itemsize: int, hashed: bool) -> Tiles:
 
     They were compiled for sm_80 and sm_90 without spilled registers. Shared memory: at most 56 KiB.
     """
-    if itemsize == 4:  # where the other number of threads spilled 4 to 8 bytes
-        few = hashed or width <= 64 if kernel is keys_kernel else hashed and kernel is forward_kernel
-        return Tiles(16, 16, 2 if kernel is keys_kernel and hashed and width > 64 else 4 if few else 8, 1)
+    if itemsize == 4:  # where other numbers of threads spilled 4 to 8 bytes
+        if kernel is keys_kernel:
+            return Tiles(16, 16, (2 if width > 64 else 4) if hashed else 8 if width > 64 else 4, 1)
+        return Tiles(16, 16, 4 if hashed and kernel is forward_kernel else 8, 1)
     if kernel is forward_kernel:
         return Tiles(64, 64 if width <= 64 else 32, 8, 1)
     return Tiles(32, 32, 4, 1) if kernel is keys_kernel else Tiles(64, 32, 8, 1)
