@@ -27,7 +27,7 @@ __all__ = ["Bool", "Float", "Int"]
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 FAILURES = (RuntimeError, TypeError, IndexError, ValueError, AttributeError)
-"""What torch raises for arguments that do not fit."""
+"""The errors that torch raises for arguments that do not fit."""
 _OF_TYPES = "scalar type|same dtype|not implemented for|datatype|infer output|Integral|overflow|bool (dtype|tensor)"
 _OF_IDS = "range in self|out of (bounds|DATA)|Expected idx"
 _OF_SHAPES = "must match the size|does not broadcast|cannot be multiplied|[Ee]xpected size"
@@ -126,7 +126,10 @@ def explained(function: Called) -> Called:
         try:
             return function(*args, **kwargs)
         except FAILURES as error:
-            raise fault_of(function, error, *args, **kwargs) from None
+            fault = fault_of(function, error, *args, **kwargs)
+            if fault is error:
+                raise
+            raise fault from error  # which may come from a part of the caller's, such as a hook
 
     return cast(Called, call)
 
