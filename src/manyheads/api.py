@@ -12,7 +12,7 @@ from functools import partial
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from manyheads.catalogue import HOOKS, PRESETS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
@@ -28,10 +28,12 @@ from manyheads.data.translation.readers import mended, nested_value, preview
 from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.preparation import check_output
-from manyheads.tasks.report import Report
 from manyheads.tasks.settings_resolution import resolve_run
-from manyheads.training.record.report import TrainResult
 from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.tasks.report import Report
+    from manyheads.training.record.report import TrainResult
 
 
 def train(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import PairBatch
-from manyheads.data.store import PairStore, TokenSide
+
+if TYPE_CHECKING:
+    from manyheads.data.store import PairStore, TokenSide
 
 Lengths = TypeVar("Lengths", int, NDArray[np.integer[Any]])
 

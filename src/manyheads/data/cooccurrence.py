@@ -12,14 +12,15 @@ is a token with the side on which it is.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.store import PairStore, TokenSide
+if TYPE_CHECKING:
+    from manyheads.data.store import PairStore, TokenSide
 
 _MOST_CONTEXTS = 2048
 _MOST_COUNTS = 1 << 26

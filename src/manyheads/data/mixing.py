@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import SegmentBatch
-from manyheads.data.language.segments import SegmentStream
 from manyheads.data.sampler import Permutation
 from manyheads.data.store import PairStore, TokenSide
 from manyheads.errors import DataError
+
+if TYPE_CHECKING:
+    from manyheads.data.language.segments import SegmentStream
 
 
 def mixed_digest(digests: Sequence[str]) -> str:

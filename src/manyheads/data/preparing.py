@@ -20,17 +20,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import tokenizers
 
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.files.commit import make_folder, remove_folder, remove_stale, write_file, write_folder, write_text
 from manyheads.files.output_safety import locked
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, file_sha256
-from manyheads.text.pipeline import TokenizerFile
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.text.pipeline import TokenizerFile
 
 MAX_MANIFEST_BYTES = 4 * 2**20
 SELF_VOUCHING = 2  # the first format_version whose manifests contain their own SHA-256

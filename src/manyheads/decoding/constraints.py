@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import RequestError
 from manyheads.nn.kernels import policy
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 
 
 def penalised(scores: Tensor, penalty: float) -> Tensor:

@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import cut, cut_batches, encode_texts, fit, map_batches, padded, source_limit, with_end
-from manyheads.models.protocols import Searchable
 from manyheads.text.sides import Side, TranslationTokenizer, can_force
+
+if TYPE_CHECKING:
+    from manyheads.decoding.model_runner import ModelRunner
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.models.protocols import Searchable
 
 MOST_BEAMS = 24
 Phrase = tuple[int, ...]

@@ -14,7 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,15 +24,17 @@ from torch.utils._pytree import tree_leaves
 from manyheads.decoding.constraints import Repetition, pattern_grammar
 from manyheads.decoding.greedy_and_sampling import draw
 from manyheads.decoding.hypothesis import Stop, check_finite, check_stop
-from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.settings import GenerationSettings, drawing_options
 from manyheads.decoding.text_ids import padded
 from manyheads.errors import RequestError
-from manyheads.models.composites import LanguageModel
-from manyheads.models.ensemble import LanguageEnsemble
 from manyheads.nn.kernels import policy
 from manyheads.seeding import derive_seed
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.decoding.model_runner import ModelRunner
+    from manyheads.models.composites import LanguageModel
+    from manyheads.models.ensemble import LanguageEnsemble
+    from manyheads.text.vocabulary import Vocabulary
 
 
 class PrefixCache:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Self, Unpack, cast, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 
 import torch
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
-from manyheads.decoding.hypothesis import Stop
 from manyheads.decoding.model_runner import (
     ModelRunner,
     Precision,
@@ -30,7 +29,10 @@ from manyheads.models.composites import LanguageModel
 from manyheads.models.ensemble import LanguageEnsemble, averaged_models
 from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.of_folder import load_vocabulary
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Stop
+    from manyheads.text.vocabulary import Vocabulary
 
 
 def load_language_models(

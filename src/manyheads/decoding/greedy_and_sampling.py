@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor
 from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
-from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.topk import highest
 from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from manyheads.models.protocols import Searchable
 
 _FIRST_WIDTH = 128
 # Below this, log-probability / temperature overflows in float32, so the most probable token is taken.

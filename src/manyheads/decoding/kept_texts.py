@@ -15,11 +15,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.text.sides import TAG, Side, TranslationTokenizer, can_force
 from manyheads.text.words import AFTER, BEFORE, LETTER, has_words, hide, is_loose, kept_index, stands, unhide
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
 
 _NAMES = ("Tom", "Maria", "Anna", "Peter", "David", "Martin", "Daniel", "Robert", "Linda", "Paul", "Laura", "Alex")
 """First names that many languages spell alike."""

@@ -12,13 +12,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 
 from manyheads.decoding.hypothesis import Hypothesis, Scored, Stop, check_stop
-from manyheads.decoding.model_runner import ModelRunner
 from manyheads.decoding.search_problem import RULES
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import (
     OnProgress,
     check_texts,
@@ -33,7 +32,11 @@ from manyheads.decoding.text_ids import (
 )
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.models.protocols import Scorable, Searchable
-from manyheads.text.sides import TranslationTokenizer
+
+if TYPE_CHECKING:
+    from manyheads.decoding.model_runner import ModelRunner
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.text.sides import TranslationTokenizer
 
 _MAX_BATCH_VALUES = 2**25
 """Maximum size of a batch's table of log-probabilities: 128 MiB in float32."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -25,11 +25,13 @@ from manyheads.decoding.search_problem import (
     range_of,
     run_to_end,
 )
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.errors import RequestError
-from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels.topk import top_k
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.models.protocols import Searchable
 
 ROOT = -1
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, overload
 
 import torch
 from torch import Tensor
 
 from manyheads.decoding.constraints import Constraints
 from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.settings import DecodingSettings
-from manyheads.models.protocols import Searchable
 from manyheads.nn.kernels import policy
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.models.protocols import Searchable
 
 
 class Rules(Protocol):

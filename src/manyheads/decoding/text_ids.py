@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from manyheads.data.lines import ReadReport, describe
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import RequestError
-from manyheads.text.sides import Side
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.text.sides import Side
 
 _log = logging.getLogger(__name__)
 _SHOWN = 5

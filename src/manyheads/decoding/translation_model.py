@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
 
 import torch
 
@@ -16,7 +16,6 @@ from manyheads.catalogue import HOOKS
 from manyheads.catalogue import load as load_entry
 from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
-from manyheads.decoding.hypothesis import Hypothesis, Stop
 from manyheads.decoding.kept_texts import KeptTexts, find_stand_ins
 from manyheads.decoding.model_runner import (
     ModelRunner,
@@ -39,6 +38,9 @@ from manyheads.models.protocols import Searchable
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target, tag_of
 from manyheads.text.word_sides import sides_of_ids
+
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Hypothesis, Stop
 
 
 @dataclass(frozen=True)

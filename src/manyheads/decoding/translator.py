@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 from manyheads.catalogue import shown_as
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
-from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.reranking import score_pairs
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 from manyheads.decoding.text_ids import OnProgress, check_texts
 from manyheads.decoding.translation_model import TranslationModel
 from manyheads.errors import RequestError
@@ -20,6 +18,9 @@ from manyheads.nn.kernels.policy import lines_together
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from manyheads.decoding.kept_texts import Candidate
+    from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
 
 __all__ = ["Scored", "Translation", "Translator"]
 

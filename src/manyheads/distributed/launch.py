@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
+    from manyheads.distributed.process import Process
 
 DEFAULT_TIMEOUT = 120.0
 """Seconds without a sign of life after which a rank counts as lost."""

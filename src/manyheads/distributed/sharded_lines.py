@@ -14,13 +14,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyheads.data.lines import Source
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, RequestError
 from manyheads.files.safe_open import open_regular, read_limited
 
 if TYPE_CHECKING:
+    from manyheads.data.lines import Source
     from manyheads.distributed.group import Group
 
 T = TypeVar("T")

@@ -11,13 +11,14 @@ import inspect
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from manyheads.distributed.group import Group
+if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
 
 
 def is_part(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,10 @@ from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.perplexity import perplexity_of
 from manyheads.evaluation.reading import Reading
 from manyheads.models.ensemble import NO_MEMORY
-from manyheads.models.protocols import Output
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.models.protocols import Output
+    from manyheads.text.vocabulary import Vocabulary
 
 B = TypeVar("B", PairBatch, SegmentBatch)
 

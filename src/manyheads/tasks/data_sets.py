@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, shares_of
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
 from manyheads.tasks.table import json_or_empty
+
+if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
 
 Settings = TypeVar("Settings", DataSettings, SegmentSettings)
 Data = TypeVar("Data", bound="_HasDigest")

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.build import build
 from manyheads.config.files import load_yaml
 from manyheads.data.settings import CopyTaskSettings
 from manyheads.errors import ConfigError, DataError
-from manyheads.text.sides import LanguagePair
+
+if TYPE_CHECKING:
+    from manyheads.text.sides import LanguagePair
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"

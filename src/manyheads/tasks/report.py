@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
 from manyheads import __version__
 from manyheads.data.lines import ReadReport, Source
-from manyheads.decoding.hypothesis import Scored
 from manyheads.decoding.settings import DecodingSettings, drawing_options
-from manyheads.decoding.translator import Translator
 from manyheads.files.verify import json_text
+
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Scored
+    from manyheads.decoding.translator import Translator
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,13 @@ from manyheads.text.pipeline import (
     read_tokenizer_file,
 )
 from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
-from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import FORMAT_VERSION, ByteVocabulary, Documents, IdVocabulary, Vocabulary
 from manyheads.text.word_sides import FORMAT, WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
+
+if TYPE_CHECKING:
+    from manyheads.text.sides import TranslationTokenizer
 
 _FIRST_BYTE = len(SPECIAL_PIECES)
 

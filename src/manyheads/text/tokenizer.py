@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, groupby, repeat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -48,8 +48,10 @@ from manyheads.text.pipeline import (
     replacements,
     take_apart,
 )
-from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import Capabilities, refuse_untagged, tag_of, untagged
+
+if TYPE_CHECKING:
+    from manyheads.text.settings import TokenizerSettings
 
 MAX_CHARS_AT_ONCE = 500_000
 MOST_KNOWN_CHARS = 2**21  # of parts whose ids are kept: about 300,000 words, and 60 MB

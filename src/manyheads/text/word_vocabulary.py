@@ -17,13 +17,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from manyheads.errors import DataError
 from manyheads.text.pipeline import check_encodable
-from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabulary import Documents, Vocabulary
 from manyheads.text.words import words_of
+
+if TYPE_CHECKING:
+    from manyheads.text.settings import VocabularySettings
 
 UNKNOWN = "<unk>"
 DOCUMENT_END = "<eod>"

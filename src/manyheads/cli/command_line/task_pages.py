@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import TASKS, Task
 from manyheads.cli.command_line.parsing import option_names, parse, read
-from manyheads.config.options import CommandPage
 from manyheads.errors import ModelFileError
 from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.table import task_of_folder
+
+if TYPE_CHECKING:
+    from manyheads.config.options import CommandPage
 
 _USUAL = "translation"
 

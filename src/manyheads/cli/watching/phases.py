@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
-from manyheads.data.lines import Progress
 from manyheads.distributed.process import this_process
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from manyheads.data.lines import Progress
     from manyheads.training.record.log import Stream
 
 

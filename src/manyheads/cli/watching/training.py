@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -26,7 +26,9 @@ from manyheads.cli.process import printable
 from manyheads.cli.watching.phases import ColouredLines, Heartbeat, Phase, is_in_notebook, is_kernel, wants_colours
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
-from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+
+if TYPE_CHECKING:
+    from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
 _REDRAW_SECONDS = 0.2
 _BEAT_SECONDS = 1.0

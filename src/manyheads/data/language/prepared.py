@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.corpora import NOVEL_DIGEST, load_novel
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
-from manyheads.data.lines import Progress
 from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
@@ -20,13 +19,16 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import LANGUAGE_TASK
-from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import TokenStore
 from manyheads.data.translation.prepared import TATOEBA
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.of_folder import load_vocabulary
-from manyheads.text.settings import VocabularySettings
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.data.settings import SegmentSettings
+    from manyheads.text.settings import VocabularySettings
+    from manyheads.text.vocabulary import Vocabulary
 
 NOVEL = "embedded:crime-and-punishment"
 COMMAND = "manyheads prepare --task lm"

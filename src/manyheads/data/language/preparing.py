@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from manyheads.data.language.texts import IdSource, Text
 from manyheads.data.lines import Progress, ReadReport
 from manyheads.data.preparing import (
     CONTROL,
@@ -33,6 +32,9 @@ from manyheads.text.of_folder import learn_vocabulary, sample_of, vocabulary_fro
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
 from manyheads.text.vocabulary_extension import Growth
+
+if TYPE_CHECKING:
+    from manyheads.data.language.texts import IdSource, Text
 
 BLOCK_BYTES = 2**20
 

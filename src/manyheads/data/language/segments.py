@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.sampler import Permutation, mix
 from manyheads.data.settings import SegmentSettings, length_at, memory_len_at, memory_lens
-from manyheads.data.store import IntArray, TokenStore
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from manyheads.data.store import IntArray, TokenStore
 
 __all__ = ["SegmentBatch", "SegmentStream", "eval_segments"]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,10 +16,12 @@ from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
 from manyheads.data.collate import collate, round_up
 from manyheads.data.mixing import Draws
 from manyheads.data.sampler import EpochBatches, PackedBatches, cut_rows
-from manyheads.data.settings import DataSettings
-from manyheads.data.store import IntArray, PairStore
-from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.errors import DataError
+
+if TYPE_CHECKING:
+    from manyheads.data.settings import DataSettings
+    from manyheads.data.store import IntArray, PairStore
+    from manyheads.data.translation.bpe_dropout import BpeDropout
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tokenizers
@@ -24,7 +25,9 @@ from manyheads.data.store import IntArray, PairStore, TokenSide
 from manyheads.errors import ConfigError
 from manyheads.seeding import derive_seed
 from manyheads.text.pipeline import heads_of
-from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.text.tokenizer import Tokenizer
 
 BLOCK = 2048
 """Number of sentences that are segmented at once: enough for numpy to be fast, and little memory."""

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from manyheads.data.corpora import DIGESTS, load_tatoeba
-from manyheads.data.lines import Progress
 from manyheads.data.prepared_folder import (
     EMBEDDED,
     PreparedFolder,
@@ -34,9 +33,12 @@ from manyheads.data.translation.preparing import SIDES, PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 from manyheads.text.of_folder import tokenizer_of_task
-from manyheads.text.settings import TokenizerSettings
-from manyheads.text.sides import LanguagePair
 from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.text.settings import TokenizerSettings
+    from manyheads.text.sides import LanguagePair
 
 __all__ = ["PreparedData", "TATOEBA", "open_data", "prepare_corpus"]
 

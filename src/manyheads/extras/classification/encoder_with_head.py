@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import nn
 
-from manyheads.catalogue import ModelTask
 from manyheads.decoding.model_runner import (
     M,
     ModelRunner,
@@ -28,6 +27,9 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.ensemble import shortest_limit
 from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.catalogue import ModelTask
 
 
 class EncoderWithHead(nn.Module):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.data_sets import fewer_tokens, known_sets
 from manyheads.tasks.held_out import chosen_split
-from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
+
+if TYPE_CHECKING:
+    from manyheads.training.record.report import ValidationReport
+    from manyheads.training.run.clock import StopFlag
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import Progress, phase_progress
@@ -15,12 +15,14 @@ from manyheads.errors import DataError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledReport
-from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions
 from manyheads.extras.classification.prepared import LabelledData, languages_of
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys
 from manyheads.tasks.report import machine_lines, model_line, model_record
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from manyheads.data.sampler import by_length
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
 from manyheads.extras.classification.row_stream import RowStream
-from manyheads.extras.classification.settings import LabelledSettings
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.settings import LabelledSettings
 
 _FORMAT = StoreFormat("manyheads.labelled", "num_texts", ("text", "label"), ("uint16", "uint32"))
 

@@ -8,15 +8,13 @@ translation model of sec. 5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.extras.classification.config import Pooling, ReformerClassifierConfig, TransformerClassifierConfig
 from manyheads.extras.classification.encoder_with_head import EncoderEnsemble, EncoderWithHead
-from manyheads.extras.classification.labelled_store import LabelledBatch
 from manyheads.models.ensemble import mean_log_probs
 from manyheads.models.protocols import Output
 from manyheads.models.reformer.model import Reformer
@@ -27,7 +25,11 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.config import Pooling, ReformerClassifierConfig, TransformerClassifierConfig
+    from manyheads.extras.classification.labelled_store import LabelledBatch
+    from manyheads.nn.shapes import Float, Int
 
 
 class TextPooling(nn.Module):

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
-from manyheads.extras.classification.model import SequenceClassifier
 from manyheads.extras.classification.prepared import LabelledData, open_labelled
-from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.training.record.report import Sample, ValidationReport
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.classification.model import SequenceClassifier
+    from manyheads.extras.classification.settings import ClassificationConfig
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from manyheads.extras.classification.labelled_store import LabelledBatch
-from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.planner import SyntheticTokenRun
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.settings import ClassificationConfig
 
 
 @dataclass(frozen=True)

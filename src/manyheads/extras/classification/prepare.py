@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.preparing import SPLITS
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import LabelledFiles
-from manyheads.extras.classification.options import PrepareOptions
 from manyheads.extras.classification.prepared import LabelledData, describe_balance, prepare_labelled
 from manyheads.tasks.preparation import (
     check_holdout,
@@ -22,6 +21,9 @@ from manyheads.tasks.preparation import (
 )
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.options import PrepareOptions
 
 _FORMS = ("tsv", "jsonl", "texts", "labels")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from operator import length_hint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.corpora import DIGESTS, load_tatoeba
 from manyheads.data.lines import Progress, blocks_of, phase_progress, stored_lines
@@ -24,7 +24,6 @@ from manyheads.data.prepared_folder import (
     refuse_missing,
 )
 from manyheads.data.preparing import CONTROL, SPLITS, given_splits, prepare
-from manyheads.data.store import IntArray
 from manyheads.data.translation.preparing import PART_ROWS, REPORT_ROWS, SidesSource
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.classification.config import check_labels
@@ -32,9 +31,12 @@ from manyheads.extras.classification.labelled_files import Labelled, LabelledLis
 from manyheads.extras.classification.labelled_store import LabelledStore, write_labelled
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES, LabelledSettings
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
-from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary_extension import Growth
+
+if TYPE_CHECKING:
+    from manyheads.data.store import IntArray
+    from manyheads.text.settings import TokenizerSettings
+    from manyheads.text.vocabulary_extension import Growth
 
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from manyheads.data.collate import round_up
 from manyheads.data.sampler import EpochBatches
-from manyheads.data.settings import RowSettings
 from manyheads.errors import DataError
+
+if TYPE_CHECKING:
+    from manyheads.data.settings import RowSettings
 
 B = TypeVar("B")
 

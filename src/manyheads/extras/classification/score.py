@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.decoding.text_ids import naming_lines
@@ -10,8 +11,10 @@ from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.evaluate import check_known, given_texts, numbered_unit
 from manyheads.extras.classification.labelled_files import LabelledReport
-from manyheads.extras.classification.options import ScoreOptions
 from manyheads.tasks.report import LineWork
+
+if TYPE_CHECKING:
+    from manyheads.extras.classification.options import ScoreOptions
 
 _BLOCK = 2048
 

@@ -12,13 +12,12 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.preparing import Pairs, WithoutHeldBack
 from manyheads.extras.cleaning.rules import (
     RULES,
     HeldOut,
@@ -31,6 +30,9 @@ from manyheads.extras.cleaning.rules import (
     usual_of,
 )
 from manyheads.text.sides import guess_language, untagged
+
+if TYPE_CHECKING:
+    from manyheads.data.translation.preparing import Pairs, WithoutHeldBack
 
 _APART = re.compile(r"\w [.,](?=\s|\Z)")
 _ATTACHED = re.compile(r"\w[.,](?=\s|\Z)")

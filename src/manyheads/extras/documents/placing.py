@@ -14,18 +14,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from manyheads.decoding.text_ids import with_end
-from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Part, Tag, Text
-from manyheads.extras.documents.sentences import Sentence
 from manyheads.models.attentions import attentions_of
 from manyheads.models.ensemble import averaged_models
-from manyheads.text.sides import Side
 from manyheads.text.words import PRIVATE, kept_index, with_letters
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translator import Translator
+    from manyheads.extras.documents.sentences import Sentence
+    from manyheads.text.sides import Side
 
 
 def align(translator: Translator, source: str, target: str) -> list[tuple[int, int, int, int]]:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from manyheads.decoding.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
@@ -21,12 +21,14 @@ from manyheads.decoding.kept_texts import (
     show,
 )
 from manyheads.decoding.text_ids import source_limit
-from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import align, place, unchanged
 from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses
 from manyheads.extras.documents.terms import Terms, contains
 from manyheads.text.words import is_loose, kept_index, private, with_letters
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translator import Translator
 
 AGAIN: dict[str, Any] = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 3, "min_new_tokens": 2}
 """Decoding settings of the second search, after an output that degenerated."""

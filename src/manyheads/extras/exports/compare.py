@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,10 +13,12 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError
-from manyheads.models.composites import Seq2Seq
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import has_tokenizer
-from manyheads.text.sides import Side, TranslationTokenizer
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import Seq2Seq
+    from manyheads.text.sides import Side, TranslationTokenizer
 
 LIMIT = 1e-3
 """The deviation of a log-probability in float32 above which an export is wrong; rounding gives about 1e-5."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -28,11 +28,13 @@ from manyheads.extras.exports.compare import (
 )
 from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
 from manyheads.installation import needing_extra
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import load, read_config
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
-from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.text.sides import Side
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import Seq2Seq
+    from manyheads.nn.attention.relative_bias import RelativeBias
+    from manyheads.text.sides import Side
 
 MIN_POSITIONS = 2048
 """Rows of a table of sinusoidal positions; longer texts fail in CTranslate2."""

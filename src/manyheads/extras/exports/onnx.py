@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ from manyheads.extras.exports.onnx_graphs import (
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
-from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.pretrained import load, read_config
 from manyheads.models.transformer_xl.model import distances_back
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
@@ -48,8 +47,11 @@ from manyheads.nn.attention.multi_head import merge_heads, split_heads
 from manyheads.nn.kernels.attention import dot_product_weights, masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
 from manyheads.text.of_folder import tokenizer_of_folder
-from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel, Seq2Seq
+    from manyheads.text.sides import TranslationTokenizer
 
 _LONGEST = 512
 """The limit of tokens that is written for a translation model with positions of any length."""

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyheads.models.composites import Seq2Seq
 from manyheads.nn.attention.cache import DecoderLayerStep
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads
 from manyheads.nn.attention.relative import RelativeAttention
 from manyheads.nn.kernels.attention import masked_weights
 from manyheads.nn.positions import NoPositions
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import Seq2Seq
 
 
 def prepare(model: nn.Module) -> None:

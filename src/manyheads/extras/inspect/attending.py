@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.decoding.engines import EngineName
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import encode_texts, with_end
@@ -24,6 +23,9 @@ from manyheads.models.attentions import attentions_of, buckets_of
 from manyheads.models.ensemble import averaged_models
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
+
+if TYPE_CHECKING:
+    from manyheads.decoding.engines import EngineName
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"

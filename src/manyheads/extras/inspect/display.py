@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.decoding.generator import Generator
-from manyheads.decoding.translator import Translator
 from manyheads.errors import ManyHeadsError, RequestError
 from manyheads.extras.inspect.attending import text_views, translation_views
 from manyheads.extras.inspect.blocks import Block, ModelBlocks, blocks_of, example_inputs
@@ -31,11 +29,14 @@ from manyheads.extras.inspect.drawings.figure import save_by_name
 from manyheads.extras.inspect.drawings.formulas import masks_figure
 from manyheads.extras.inspect.drawings.pages import attention_page, save_page, still_page
 from manyheads.extras.inspect.tracing import TracedTensor, folded, runs, table, trace
-from manyheads.models.attentions import Attentions
 from manyheads.nn.attention.masks import Bias, Both, Dense, KeyPadding, Lengths, Mask, Window, dense_bias
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from manyheads.decoding.generator import Generator
+    from manyheads.decoding.translator import Translator
+    from manyheads.models.attentions import Attentions
 
 _DPI = 96
 _MOST_DRAWN = 40

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding
 from manyheads.nn.positions import TokenEmbedding
-from manyheads.nn.shapes import Float
 from manyheads.text.pipeline import SPACE_SIGN
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Float
 
 _NUMBERS_AT_ONCE = 1 << 22
 """Numbers of the vocabulary's vectors that are in memory at once, in float64: 32 MiB."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyheads.decoding.translator import Translator
 from manyheads.extras.inspect.attending import translation_views
 from manyheads.extras.inspect.drawings.attention import attention_figure
 from manyheads.extras.inspect.drawings.curves import compared_curves_figure, confusion_figure, memory_figure
 from manyheads.extras.inspect.drawings.figure import picture_paths, save_figure
 from manyheads.extras.inspect.drawings.pages import attention_page, save_page
+
+if TYPE_CHECKING:
+    from manyheads.decoding.translator import Translator
 
 
 @dataclass(frozen=True)

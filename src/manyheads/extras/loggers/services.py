@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from manyheads.config.files import to_json
 from manyheads.errors import ConfigError
@@ -24,7 +24,9 @@ from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.installation import needing_extra
 from manyheads.training.record.callbacks import Logger
-from manyheads.training.record.report import RunStart, TrainResult
+
+if TYPE_CHECKING:
+    from manyheads.training.record.report import RunStart, TrainResult
 
 PROJECT = "manyheads"
 _MOST_BYTES = 1 << 16

@@ -17,12 +17,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyheads.errors import DataError
 from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, TRACE, category
-from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of, parse_tree
 from manyheads.text.words import words_of
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.parsing_task import ParsingTask
 
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 EQUAL_LABELS = {"PRT": "ADVP"}

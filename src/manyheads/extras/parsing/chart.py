@@ -16,14 +16,16 @@ O(n^3) and the memory O(n^2).
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.nn.kernels import modes
 from manyheads.nn.kernels.modes import first_derivative_only
-from manyheads.nn.shapes import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Float, Int
 
 _IMPOSSIBLE = float("-inf")
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import SentenceGrammar
-from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH
-from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.decoding.search_problem import SentenceGrammar
+    from manyheads.extras.parsing.bracketing import ParsingSettings
+    from manyheads.text.tokenizer import Tokenizer
 
 _PIECE, _OPEN, _CLOSE, _PLACE = range(4)
 

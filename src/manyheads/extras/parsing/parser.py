@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, Unpack, overload
+from typing import TYPE_CHECKING, Self, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.decoding.model_runner import Precision
-from manyheads.decoding.settings import DecodingOverrides
 from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError, refuse_nan
 from manyheads.extras.classification.encoder_with_head import RunsEncoder
 from manyheads.extras.parsing.bracketing import ParsingSettings, Restored
 from manyheads.extras.parsing.chart import best_splits, tree_spans
-from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.span_data import (
     SpanBatch,
     SpanRow,
@@ -37,6 +34,11 @@ from manyheads.extras.parsing.trees import Node, parse_tree
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 from manyheads.text.words import words_of
+
+if TYPE_CHECKING:
+    from manyheads.decoding.model_runner import Precision
+    from manyheads.decoding.settings import DecodingOverrides
+    from manyheads.extras.parsing.parsing_task import ParsingTask
 
 BATCH_WORDS = 1024
 """Words of a batch, padding included."""

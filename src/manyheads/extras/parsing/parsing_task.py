@@ -11,17 +11,19 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.build import build
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.bracketing import ParsingSettings, Restored, linearise, normal_form, restore, sentence_of
 from manyheads.extras.parsing.trees import Node, format_tree, leaves_of, parse_tree, read_trees
-from manyheads.text.learning import Progress
-from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
+
+if TYPE_CHECKING:
+    from manyheads.text.learning import Progress
+    from manyheads.text.settings import TokenizerSettings
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,9 +39,11 @@ from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_
 from manyheads.errors import DataError
 from manyheads.extras.classification.row_stream import RowStream
 from manyheads.extras.parsing.bracketing import ParsingSettings, normal_form
-from manyheads.extras.parsing.span_task.settings import SpanSettings
 from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
 from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_task.settings import SpanSettings
 
 Span = tuple[int, int, str]
 """First word, first word after it, and the label; a chain is written from the top, with spaces: `S VP`."""

@@ -6,7 +6,7 @@ Paper: Kitaev and Klein 2018, arXiv:1805.01052. Differs: see `TransformerSpanPar
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.encoder_with_head import EncoderEnsemble, EncoderWithHead
 from manyheads.extras.parsing.chart import log_partition, span_probabilities
-from manyheads.extras.parsing.span_data import SpanBatch
-from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
 from manyheads.models.protocols import Output
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer.model import Encoder
@@ -24,7 +22,11 @@ from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import FeatureEmbedding, LearnedPositions
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_data import SpanBatch
+    from manyheads.extras.parsing.transformer_config import TransformerSpanParserConfig
+    from manyheads.nn.shapes import Float, Int
 
 
 def span_places(num_words: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:

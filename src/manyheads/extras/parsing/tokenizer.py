@@ -16,13 +16,13 @@ from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.trees import parse_tree
 from manyheads.text.of_folder import TASK_FILE
 from manyheads.text.pipeline import BYTE_PIECES, SPECIAL_PIECES
-from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.words import words_of
 
 if TYPE_CHECKING:
     from manyheads.decoding.settings import DecodingSettings
     from manyheads.extras.parsing.grammar import TreeGrammar
+    from manyheads.text.sides import TranslationTokenizer
 
 _SPACE_BYTE = BYTE_PIECES[ord(" ")]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +17,15 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
-from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.training.optim.schedule import noam
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
+    from manyheads.models.composites import Seq2Seq
 
 
 class LabelSmoothing(nn.Module):

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -65,9 +65,11 @@ from manyheads.models.pretrained import (
 )
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import MAX_FILE_BYTES, has_tokenizer
-from manyheads.text.sides import TranslationTokenizer
 from manyheads.text.word_sides import WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary
+
+if TYPE_CHECKING:
+    from manyheads.text.sides import TranslationTokenizer
 
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
 _FAIRSEQ, _OPENNMT, _JOEYNMT = TRAINED_BY

@@ -7,7 +7,7 @@ code had convolutions of width 1 there; the published files of GPT-2 name the bo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,10 @@ from manyheads.errors import ConfigError
 from manyheads.extras.peers.holding import Holds, any_of
 from manyheads.extras.peers.layout import Layout, transposed
 from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.models.composites import LanguageModel
 from manyheads.models.decoder.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +31,13 @@ from manyheads.extras.peers.xl_weights import (
     sizes_of,
     tied_projections,
 )
-from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import AttentionKind, TransformerXLConfig
 from manyheads.models.transformer_xl.model import AbsoluteLayer, TransformerXL, distances_back
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.nn.heads.linear import LinearHead, LogUniformCandidates
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel
 
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
 

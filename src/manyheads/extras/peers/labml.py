@@ -13,7 +13,7 @@ NaN there and zeros here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,10 +21,12 @@ from torch import Tensor
 from manyheads.errors import ModelFileError
 from manyheads.extras.peers.layout import Layout, flipped, nested
 from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, weights_by_part
-from manyheads.nn.attention.masks import Mask
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention, split_heads
 from manyheads.nn.attention.relative import LearnedRelativeAttention
 from manyheads.nn.conventions import from_sequence_first
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.masks import Mask
 
 
 class _Labml(Peer):

@@ -11,27 +11,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.layout import Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
+
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Hypothesis
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.models.composites import Seq2Seq
 
 SPECIAL_IDS = {
     "pad_token_id": 58100,

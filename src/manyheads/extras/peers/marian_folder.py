@@ -6,10 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.files import to_json
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.extras.peers import hf_tokenizer
 from manyheads.extras.peers.marian import ACTIVATIONS, Marian
@@ -20,9 +19,12 @@ from manyheads.extras.peers.marian_generation import (
     settings_from_peer,
 )
 from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer, file_names, read_bytes, read_json
-from manyheads.models.transformer.config import TransformerConfig
-from manyheads.text.sides import TranslationTokenizer
-from manyheads.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.models.transformer.config import TransformerConfig
+    from manyheads.text.sides import TranslationTokenizer
+    from manyheads.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

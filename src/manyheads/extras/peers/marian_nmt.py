@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,13 +39,15 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, DataError, ModelFileError
 from manyheads.extras.peers.layout import Layout, Rule, transposed
 from manyheads.extras.peers.marian_tokenizer import MAX_PIECES, MarianOptions, MarianTokenizer
-from manyheads.extras.peers.peer import Options
 from manyheads.extras.peers.toolkits import PlainTransformer, tie_of
 from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.installation import needing_extra
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.text.pipeline import MAX_FILE_BYTES
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.peer import Options
+    from manyheads.models.composites import Seq2Seq
 
 ACTIVATIONS = {"relu": "relu", "swish": "swish", "gelu": "quick_gelu"}  # Marian's gelu is x * sigmoid(1.702 x)
 _MODEL_FILE = "special:model.yml"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from types import GenericAlias, UnionType
-from typing import Any, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,12 @@ from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import Holds, check_held, demand
 from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import check_size
-from manyheads.models.protocols import ModelConfig
 from manyheads.nn.attention.masks import Dense, Mask
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import Seq2Seq
+    from manyheads.models.protocols import ModelConfig
 
 Options = Mapping[str, Any]
 """A constructor's arguments and their defaults. A type in place of a default means: `int`, the argument is required;

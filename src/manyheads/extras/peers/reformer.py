@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,15 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import REFORMER, Holds
-from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.models.composites import LanguageModel
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.reformer.model import Call, Reformer, ReformerLayer
 from manyheads.nn.attention.lsh_hash import near_pairs
 from manyheads.nn.attention.observing import observe
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
+    from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "silu": "swish", "swish": "swish"},

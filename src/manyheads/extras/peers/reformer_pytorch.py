@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention
 from manyheads.nn.attention.lsh_hash import keys_of, near_pairs
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
 
 _ATTENTION: dict[str, Any] = {
     "dropout": 0.0,

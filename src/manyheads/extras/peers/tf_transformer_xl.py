@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,11 @@ from manyheads.extras.peers.layout import Layout, stacked, transposed
 from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
 from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
-from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
+
+if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel
 
 _READING = {
     "enwik8": {"tgt_len": 128, "mem_len": 3800, "clamp_len": 1000, "same_length": True},

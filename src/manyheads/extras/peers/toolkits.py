@@ -8,18 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from manyheads.config.files import load_yaml, to_dotted
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
-from manyheads.models.composites import Seq2Seq
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.positions import sinusoidal_table
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
+    from manyheads.models.composites import Seq2Seq
 
 ACTIVATIONS = {
     **{"relu": "relu", "gelu": "gelu", "tanh": "tanh", "linear": "linear", "swish": "swish", "silu": "swish"},

@@ -7,14 +7,13 @@ grouped by cluster; one tensor for queries, keys and values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError
 from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
-from manyheads.extras.peers.layout import Layout
 from manyheads.extras.peers.peer import Options, Peer
 from manyheads.extras.peers.xl_weights import (
     HEAD,
@@ -25,9 +24,12 @@ from manyheads.extras.peers.xl_weights import (
     sizes_of,
     tied_projections,
 )
-from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
+    from manyheads.models.composites import LanguageModel
 
 
 class TransfoXL(Peer):

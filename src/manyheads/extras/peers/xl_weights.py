@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import RequestError
-from manyheads.extras.peers.layout import Layout
-from manyheads.models.transformer_xl.config import TransformerXLConfig
+
+if TYPE_CHECKING:
+    from manyheads.extras.peers.layout import Layout
+    from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 _SIZES = {
     "d_model": "d_model",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.translation.readers import ReadReport
 from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.extras.inspect.drawings.pages import offline_page, save_page
-from manyheads.extras.research.paired import Paired
+
+if TYPE_CHECKING:
+    from manyheads.extras.research.paired import Paired
 
 PAGE_EXAMPLES = 1000
 """Maximum number of examples on a page."""

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 
 from manyheads.data.language.segments import SegmentBatch
 from manyheads.data.sampler import mix
-from manyheads.data.settings import SegmentSettings
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import evaluation_mode
-from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.text.vocabulary import IdVocabulary
+
+if TYPE_CHECKING:
+    from manyheads.data.settings import SegmentSettings
+    from manyheads.models.composites import LanguageModel
 
 NUM_SYMBOLS = 127
 ROWS_AN_EPOCH = 500

@@ -16,25 +16,27 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.data.lines import Progress, phase_progress
-from manyheads.data.store import TokenStore
-from manyheads.decoding.generator import Generator
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, NonFiniteError, refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, segments_of
-from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.nn.kernels.modes import fast
 from manyheads.tasks.held_out import run_file
-from manyheads.tasks.language_modelling import options as task
 from manyheads.tasks.language_modelling.evaluate import Scoring
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.data.store import TokenStore
+    from manyheads.decoding.generator import Generator
+    from manyheads.distributed.group import Group
+    from manyheads.evaluation.reading import Reading
+    from manyheads.tasks.language_modelling import options as task
+    from manyheads.text.vocabulary import Vocabulary
 
 STATISTICS_LANES = 100
 """Rows of a batch for statistics, as in the authors' code; gradients of larger batches are smaller."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,12 +16,14 @@ from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.evaluation.likelihood import bits_per, evaluate_text
-from manyheads.extras.research.text_task.options import EvaluateOptions
-from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load_portable_state, portable_state
-from manyheads.models.reformer.config import HashRounds
 from manyheads.tasks.language_modelling.held_out import held_text, readings_of
 from manyheads.tasks.report import TextReport
+
+if TYPE_CHECKING:
+    from manyheads.extras.research.text_task.options import EvaluateOptions
+    from manyheads.models.composites import LanguageModel
+    from manyheads.models.reformer.config import HashRounds
 
 
 def with_hashes(model: LanguageModel, rounds: HashRounds) -> LanguageModel:

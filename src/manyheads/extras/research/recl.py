@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from manyheads.data.lines import Progress, phase_progress
-from manyheads.data.store import TokenStore
 from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text
 from manyheads.tasks.report import TextReport
+
+if TYPE_CHECKING:
+    from manyheads.data.store import TokenStore
+    from manyheads.extras.research.text_task.options import EvaluateOptions
 
 LEAST_GAIN = 0.01
 """A longer context counts as useful if it lowers the relative perplexity by this share or more (appendix C)."""

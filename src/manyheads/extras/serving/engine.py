@@ -24,10 +24,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
+from typing import TYPE_CHECKING
 
 from manyheads.extras.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull
-from manyheads.extras.serving.metrics import Metrics
-from manyheads.extras.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.metrics import Metrics
+    from manyheads.extras.serving.settings import ServingSettings
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,9 +19,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.exchange import Arriving, Exchange, ServerState, run_until_gone
 from manyheads.extras.serving.glossaries import MOST_BODY_BYTES, MOST_BYTES
-from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, check_shape, protocol_of
-from manyheads.extras.serving.settings import ApiKeys, ServingSettings
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.metrics import Metrics
+    from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -7,24 +7,26 @@ from collections import abc
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.constraints import pattern_grammar
-from manyheads.decoding.engines import SearchEngine
 from manyheads.decoding.generation import READ_AT_ONCE, NewToken, PrefixCache, context_settings
-from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_steps
-from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import padded
-from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.models.attentions import attentions_of
 from manyheads.models.protocols import Scorable
+
+if TYPE_CHECKING:
+    from manyheads.decoding.engines import SearchEngine
+    from manyheads.decoding.generator import Generator
+    from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+    from manyheads.decoding.translator import Translator
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
@@ -20,8 +20,10 @@ from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, Unit, UnitTranslator, Work
 from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.refusals import too_long
-from manyheads.extras.serving.served import ServedTranslator
-from manyheads.extras.serving.service import Service
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.served import ServedTranslator
+    from manyheads.extras.serving.service import Service
 
 MOST_CHARACTERS = 1 << 16
 """Maximum number of characters between two tags, of which one search finds what is kept, such as addresses."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.errors import ManyHeadsError, MissingExtraError
-from manyheads.extras.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.settings import ServingSettings
 
 PROTOCOLS = {
     "/v2/": "deepl",

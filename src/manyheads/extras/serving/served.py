@@ -9,16 +9,13 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 
 from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_settings
-from manyheads.decoding.generator import Generator
 from manyheads.decoding.search_problem import length_limits
-from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import encode_texts, source_limit, with_end
-from manyheads.decoding.translator import Translator
 from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.jobs import (
     GenerationBatch,
@@ -33,6 +30,11 @@ from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.settings import ServingSettings, names_of_models, plain_tag
 from manyheads.files.safe_open import read_limited
 from manyheads.models.hub import resolve_model_path
+
+if TYPE_CHECKING:
+    from manyheads.decoding.generator import Generator
+    from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+    from manyheads.decoding.translator import Translator
 
 M = TypeVar("M", bound="ServedModel")
 _MOST_BYTES = 1 << 20

@@ -19,7 +19,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -29,8 +29,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from manyheads.errors import ConfigError
-from manyheads.extras.serving.service import Service
-from manyheads.extras.serving.settings import ServingSettings
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.service import Service
+    from manyheads.extras.serving.settings import ServingSettings
 
 MOST_HEADER_BYTES = 1 << 16
 _MOST_GATHERED = 1 << 14

@@ -11,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import NonFiniteError, is_out_of_memory
 from manyheads.extras.serving.engine import Engine
 from manyheads.extras.serving.exchange import ServerState
@@ -25,7 +24,10 @@ from manyheads.extras.serving.jobs import CallBatch, Done, Event, Failed, Job, Q
 from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.served import AnyServed, ServedGenerator, ServedTranslator, load_models
-from manyheads.extras.serving.settings import ApiKeys, ServingSettings
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
 
 class Mailbox:

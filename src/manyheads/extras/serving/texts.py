@@ -6,18 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from manyheads.decoding.forced import MOST_BEAMS, translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
-from manyheads.decoding.kept_texts import Candidate, KeptTexts
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.extras.documents.sentence_ends import in_windows, split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.jobs import CallBatch, Row
-from manyheads.extras.serving.served import ServedTranslator
-from manyheads.extras.serving.service import Service
+
+if TYPE_CHECKING:
+    from manyheads.decoding.kept_texts import Candidate, KeptTexts
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.extras.serving.served import ServedTranslator
+    from manyheads.extras.serving.service import Service
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,11 +23,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.data.lines import Progress
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.readers import PairFiles
-from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, DataError, ModelFileError, RequestError
 from manyheads.files.commit import write_folder
 from manyheads.files.verify import MANIFEST, list_files, verify_folder
@@ -36,7 +34,12 @@ from manyheads.models.protocols import Restrictable, Searchable
 from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, copy_settings, own_data, pairs_of_split, run_file
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import has_tokenizer
-from manyheads.text.sides import TranslationTokenizer
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.decoding.hypothesis import Hypothesis
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.text.sides import TranslationTokenizer
 
 SHORTLIST = "shortlist.safetensors"
 _VERSION = "1"

@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.language.texts import TextFiles
 from manyheads.data.lines import OnBadUtf8, ReadReport
-from manyheads.data.translation.preparing import Pairs
 from manyheads.data.translation.readers import PairFiles
 from manyheads.extras.sources.finding import PAIR_FORMS, Found
 from manyheads.extras.sources.shards import ShardPairs, first_record, is_shard, plain_name, shard_texts
+
+if TYPE_CHECKING:
+    from manyheads.data.translation.preparing import Pairs
 
 
 @dataclass(frozen=True)

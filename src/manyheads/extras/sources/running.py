@@ -7,17 +7,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyheads.data.lines import Progress
 from manyheads.data.preparing import ABOUT, MARK, num_finished, parts_folder, write_manifest
 from manyheads.errors import DataError, ManyHeadsError
 from manyheads.extras.sources.fetching import Fetcher, Lock
 from manyheads.extras.sources.finding import Found, find, plan_lines
-from manyheads.extras.sources.options import SourceOptions
 from manyheads.extras.sources.shards import is_shard
 from manyheads.files.commit import make_folder, remove_folder, saving, sync, write_text
 from manyheads.files.verify import MANIFEST, read_object
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.sources.options import SourceOptions
 
 PLAN = "plan"
 SHARDS = "shards.json"

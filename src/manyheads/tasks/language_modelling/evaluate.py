@@ -13,25 +13,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import Progress, phase_progress
 from manyheads.decoding.generator import Generator
-from manyheads.distributed.group import Group
 from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import MissingExtraError, refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text
 from manyheads.evaluation.perplexity import show_perplexity
-from manyheads.evaluation.reading import Reading
 from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
-from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record
 from manyheads.training.run.device import peak_memory_bytes
+
+if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
+    from manyheads.evaluation.reading import Reading
+    from manyheads.tasks.language_modelling.options import EvaluateOptions
 
 TRIED_SECONDS = 30
 TRIED_SEGMENTS = 5

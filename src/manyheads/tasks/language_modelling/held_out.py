@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.config.build import build
 from manyheads.data.corpora import load_novel
@@ -12,15 +13,17 @@ from manyheads.data.language.prepared import NOVEL, open_text
 from manyheads.data.language.texts import TextFiles
 from manyheads.data.settings import SegmentSettings
 from manyheads.data.store import TokenStore
-from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import EnsembleReading
 from manyheads.evaluation.reading import Reading
 from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.held_out import chosen_split, own_data, run_section
-from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabulary import IdVocabulary, Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.decoding.generator import Generator
+    from manyheads.tasks.language_modelling.options import EvaluateOptions
 
 
 @dataclass(frozen=True)

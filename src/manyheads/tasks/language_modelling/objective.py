@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,23 +16,25 @@ from torch import Tensor
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
-from manyheads.data.lines import Progress
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
-from manyheads.data.settings import SegmentSettings
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
-from manyheads.models.composites import LanguageModel
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
-from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.data.settings import SegmentSettings
+    from manyheads.distributed.group import Group
+    from manyheads.models.composites import LanguageModel
+    from manyheads.tasks.language_modelling.settings import TextConfig
+    from manyheads.training.run.clock import StopFlag
 
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 

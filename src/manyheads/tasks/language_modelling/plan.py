@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,8 +11,10 @@ from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.language_modelling.objective import begin_hashing
-from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.plan.planner import LARGEST, SizeSetting
+
+if TYPE_CHECKING:
+    from manyheads.tasks.language_modelling.settings import TextConfig
 
 _VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
 """Assumed size of a vocabulary that does not exist yet."""

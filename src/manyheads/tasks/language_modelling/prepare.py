@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.build import build
 from manyheads.data.language.prepared import TextData
@@ -13,11 +13,13 @@ from manyheads.data.language.preparing import prepare_ids, prepare_text
 from manyheads.data.language.texts import IdSource, Pictures, RawFiles, TextFiles, find_layout
 from manyheads.data.preparing import Holdout
 from manyheads.errors import ConfigError
-from manyheads.tasks.language_modelling.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.settings import IdSettings, VocabularySettings
 from manyheads.text.word_vocabulary import SymbolVocabulary
+
+if TYPE_CHECKING:
+    from manyheads.tasks.language_modelling.options import PrepareOptions
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,10 @@ from manyheads.decoding.hypothesis import Scored
 from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError, refuse_nan
-from manyheads.tasks.language_modelling.options import ScoreOptions
 from manyheads.tasks.report import LineWork, score_line
+
+if TYPE_CHECKING:
+    from manyheads.tasks.language_modelling.options import ScoreOptions
 
 
 def score_texts(

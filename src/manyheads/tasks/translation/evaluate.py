@@ -7,12 +7,11 @@ import json
 import math
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.lines import GivenItems, Progress, describe, phase_progress, read_lines
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
 from manyheads.decoding.hypothesis import one_line
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.process import refuse_ranks, this_process
@@ -38,9 +37,12 @@ from manyheads.tasks.held_out import (
     pairs_of_split,
 )
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
-from manyheads.tasks.translation.options import EvaluateOptions
 from manyheads.tasks.translation.score import likelihood_lines, likelihood_of, likelihood_record
-from manyheads.text.sides import LanguagePair
+
+if TYPE_CHECKING:
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.tasks.translation.options import EvaluateOptions
+    from manyheads.text.sides import LanguagePair
 
 BLOCK_PAIRS = 256
 """Pairs that one of several ranks judges at once."""

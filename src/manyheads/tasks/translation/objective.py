@@ -6,31 +6,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from manyheads.catalogue import TASKS
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora import NUM_TRAIN
-from manyheads.data.lines import Progress
 from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.translation.batches import TrainingStream
 from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
-from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.evaluation.reading import BleuTokenizer
-from manyheads.models.composites import Seq2Seq
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.tasks.translation.validator import Validator, build_translate
-from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import PlainObjective, Translate
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.distributed.group import Group
+    from manyheads.models.composites import Seq2Seq
+    from manyheads.tasks.translation.settings import TrainConfig
+    from manyheads.training.run.clock import StopFlag
 
 
 class TranslationObjective(PlainObjective):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.plan.planner import SyntheticTokenRun
+
+if TYPE_CHECKING:
+    from manyheads.tasks.translation.settings import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyheads.data.batch import PairBatch
 from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.readers import PairFiles, ReadReport
-from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.text_ids import cut, fit, scored_limit, source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
@@ -22,7 +20,11 @@ from manyheads.errors import RequestError
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.tasks.report import LineWork, score_line
-from manyheads.tasks.translation.options import ScoreOptions
+
+if TYPE_CHECKING:
+    from manyheads.data.batch import PairBatch
+    from manyheads.decoding.settings import DecodingSettings
+    from manyheads.tasks.translation.options import ScoreOptions
 
 
 def likelihood_of(

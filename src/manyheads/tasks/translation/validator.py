@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from manyheads.data.translation.batches import eval_batches
-from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.text_ids import source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-from manyheads.models.composites import Seq2Seq
-from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.clock import StopFlag
-from manyheads.training.run.objective import Translate
+
+if TYPE_CHECKING:
+    from manyheads.data.translation.prepared import PreparedData
+    from manyheads.models.composites import Seq2Seq
+    from manyheads.tasks.translation.settings import TrainConfig
+    from manyheads.training.run.clock import StopFlag
+    from manyheads.training.run.objective import Translate
 
 SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
 

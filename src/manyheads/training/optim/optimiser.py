@@ -15,14 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.distributed.wrap import part_of, whole
 from manyheads.errors import CheckpointError
-from manyheads.training.settings import OptimiserSettings
+
+if TYPE_CHECKING:
+    from manyheads.training.settings import OptimiserSettings
 
 
 class MovingAverage:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from manyheads.training.settings import ScheduleSettings
+if TYPE_CHECKING:
+    from manyheads.training.settings import ScheduleSettings
 
 
 def noam(step: int, *, factor: float, d_model: int, warmup_steps: int) -> float:

@@ -11,17 +11,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from manyheads.decoding.model_runner import choose_device
 from manyheads.training.plan import planner as measuring
 from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import Level, computing, peak_memory_bytes, resolve_precision
-from manyheads.training.run.objective import Batch
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import named_parameters
-from manyheads.training.run.step import StepResult
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.training.run.objective import Batch
+    from manyheads.training.run.step import StepResult
+    from manyheads.training.settings import RunConfig
 
 LONGEST_STEP_SECONDS = 60.0
 """`first_step` computes no step, or part of a step, that is expected to take longer."""

@@ -16,14 +16,13 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from manyheads.catalogue import TASKS, build_model
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import as_if_longer
 from manyheads.seeding import derive_seed
@@ -36,9 +35,12 @@ from manyheads.training.run.device import (
     resolve_precision,
     status_bytes,
 )
-from manyheads.training.run.objective import Batch
 from manyheads.training.run.step import TrainStep
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.training.run.objective import Batch
+    from manyheads.training.settings import RunConfig
 
 LARGEST = 1 << 24
 _SHORT_STEP = 16

@@ -25,10 +25,11 @@ from manyheads.files.commit import saving, write_text
 from manyheads.files.safe_open import open_to_append
 from manyheads.installation import needing_extra
 from manyheads.training.record.log import each_metrics
-from manyheads.training.record.report import CheckpointReport, RunStart, StepReport, TrainResult, ValidationReport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+    from manyheads.training.record.report import CheckpointReport, RunStart, StepReport, TrainResult, ValidationReport
 
 SLOW_SECONDS = 1.0
 """A callback that takes longer in one call is named."""

@@ -10,13 +10,15 @@ import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from manyheads.errors import DataError
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.files.commit import saving
 from manyheads.files.safe_open import open_regular, open_to_append
-from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+
+if TYPE_CHECKING:
+    from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
 
 SILENT_SECONDS = 8.0
 """After this many seconds without a line, a step gets one even if `log_every` does not require it."""

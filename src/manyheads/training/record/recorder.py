@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.config.files import to_json
@@ -15,11 +16,13 @@ from manyheads.files.commit import write_text
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import StepReport, ValidationReport
 from manyheads.training.run.clock import FewSteps, RunClock
-from manyheads.training.run.components import RunComponents, Surroundings
 from manyheads.training.run.device import peak_memory_bytes
-from manyheads.training.run.nonfinite import Fault
-from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.run.step import StepResult
+
+if TYPE_CHECKING:
+    from manyheads.training.run.components import RunComponents, Surroundings
+    from manyheads.training.run.nonfinite import Fault
+    from manyheads.training.run.run_folder import RunFolder
+    from manyheads.training.run.step import StepResult
 
 _SCORES = tuple(item.name for item in fields(ValidationReport) if item.default is None)
 """Fields that a line of metrics contains if the task has them."""

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -32,14 +32,16 @@ from manyheads.files.commit import check_free_space, remove_stale
 from manyheads.models.pretrained import data_notice, load_weights, portable_state, save_pretrained
 from manyheads.nn.kernels import policy
 from manyheads.training.optim.optimiser import without_foreign_momenta
-from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import CheckpointReport
 from manyheads.training.run.arithmetic import changed_arithmetic
-from manyheads.training.run.components import RunComponents
 from manyheads.training.run.nonfinite import first_bad
 from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike, risen_rate
-from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
+
+if TYPE_CHECKING:
+    from manyheads.training.record.log import MetricsLog
+    from manyheads.training.run.components import RunComponents
+    from manyheads.training.run.run_folder import RunFolder
 
 
 class CheckpointManager:

@@ -14,12 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from statistics import median
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 
-from manyheads.distributed.group import Group
 from manyheads.errors import ManyHeadsError
-from manyheads.training.settings import RunConfig, TrainingSettings
+
+if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
+    from manyheads.training.settings import RunConfig, TrainingSettings
 
 
 class RunClock:

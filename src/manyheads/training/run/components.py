@@ -6,20 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from manyheads.catalogue import build_model
 from manyheads.config.files import to_plain
-from manyheads.data.lines import Progress
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError, DataError
-from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.record.callbacks import Callbacks
-from manyheads.training.record.report import Reporter
 from manyheads.training.run.arithmetic import arithmetic_of_run
 from manyheads.training.run.device import check_capacity
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
@@ -27,7 +25,12 @@ from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.resume import begin_from, differences, freeze
 from manyheads.training.run.state import Counters, Memory, named_parameters
 from manyheads.training.run.step import TrainStep
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.models.composites import LanguageModel, Seq2Seq
+    from manyheads.training.record.report import Reporter
+    from manyheads.training.settings import RunConfig
 
 _MAY_DIFFER = (
     "run_dir",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,11 +45,13 @@ from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import SAME_SIGNAL_SECONDS, RunClock, SharedStopFlag, StopFlag, catch_signals
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
 from manyheads.training.run.device import computing, resolve_precision, settled, stored_precision
-from manyheads.training.run.nonfinite import Fault
 from manyheads.training.run.objective import Batch, Batches, Objective, Translate
 from manyheads.training.run.resume import find_checkpoint
 from manyheads.training.run.run_folder import RunFolder
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.training.run.nonfinite import Fault
+    from manyheads.training.settings import RunConfig
 
 _MOST_BYTES = 1 << 20
 

@@ -9,20 +9,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from manyheads.catalogue import TASKS
-from manyheads.data.lines import Progress
 from manyheads.data.sampler import next_position
-from manyheads.distributed.group import Group
 from manyheads.nn.kernels import policy
-from manyheads.text.sides import LanguagePair
-from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.clock import StopFlag
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.distributed.group import Group
+    from manyheads.text.sides import LanguagePair
+    from manyheads.training.record.report import ValidationReport
+    from manyheads.training.run.clock import StopFlag
+    from manyheads.training.settings import RunConfig
 
 Translate = Callable[[list[str], Callable[[], bool]], list[str]]
 """A function that maps texts to texts with the model.

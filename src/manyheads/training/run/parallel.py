@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,9 @@ from manyheads.data.batch import share
 from manyheads.distributed.group import Group
 from manyheads.distributed.wrap import whole
 from manyheads.models.pretrained import load_portable_state, portable_state
-from manyheads.training.run.objective import Batch
+
+if TYPE_CHECKING:
+    from manyheads.training.run.objective import Batch
 
 
 @dataclass(frozen=True)

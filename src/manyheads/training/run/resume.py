@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,9 @@ from manyheads.text.vocabulary_extension import old_ids_of
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
-from manyheads.training.settings import InitialSettings, TrainingSettings
+
+if TYPE_CHECKING:
+    from manyheads.training.settings import InitialSettings, TrainingSettings
 
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size", "vocab_size")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,9 @@ from manyheads.errors import ConfigError
 from manyheads.files.commit import make_folder, saving, sync, write_text
 from manyheads.files.output_safety import check_spares_folders, locked
 from manyheads.files.safe_open import RefusedFileError, check_no_link, check_writable_file
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.training.settings import RunConfig
 
 
 class RunFolder:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from manyheads.checkpoint.format import Allocate
 from manyheads.data.batch import share
-from manyheads.distributed.group import Group
 from manyheads.distributed.wrap import is_part, part_of
 from manyheads.errors import CheckpointError
 from manyheads.models.pretrained import load_portable_state, portable_name, portable_state
 from manyheads.training.optim.optimiser import MovingAverage, load_optimiser_tensors, optimiser_tensors
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint.format import Allocate
+    from manyheads.distributed.group import Group
 
 
 class Memory:

@@ -14,22 +14,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.distributed.wrap import whole
-from manyheads.models.protocols import Output
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.nn.kernels.linear import Packs, autocast_dtype, is_readable, narrowed
 from manyheads.seeding import derive_seed
 from manyheads.training.run.nonfinite import Fault, locate, locate_in_state, moments_of, total_of
-from manyheads.training.run.objective import Batch
 from manyheads.training.run.parallel import ParallelModel, RankBatch, rank_batch
 from manyheads.training.run.state import Memory
-from manyheads.training.settings import RunConfig
+
+if TYPE_CHECKING:
+    from manyheads.models.protocols import Output
+    from manyheads.training.run.objective import Batch
+    from manyheads.training.settings import RunConfig
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from manyheads.extras.inspect.drawings.figure import (
 )
 from manyheads.nn.attention.local import local_attention, spread_chunks
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, Window, dense_mask
-from manyheads.nn.shapes import Bool
 from manyheads.training.optim.schedule import learning_rate, noam
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import nn
 
+    from manyheads.nn.shapes import Bool
     from manyheads.nn.smoothing import SmoothingKind
 
 

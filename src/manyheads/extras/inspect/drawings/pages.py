@@ -13,14 +13,16 @@ import zlib
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from manyheads.errors import ShapeError
 from manyheads.extras.inspect.drawings.attention import AttentionView, shown_token, thinned
-from manyheads.extras.inspect.drawings.figure import Array
 from manyheads.files.commit import write_text
+
+if TYPE_CHECKING:
+    from manyheads.extras.inspect.drawings.figure import Array
 
 
 def offline_page(kind: str, record: Any, *, title: str) -> str:

@@ -15,11 +15,12 @@ from torch import Tensor
 from manyheads.errors import ShapeError
 from manyheads.extras.inspect.drawings.figure import COLOURS, INK, MUTED, new_figure, style_axes
 from manyheads.nn.attention.masks import Causal, dense_mask
-from manyheads.nn.shapes import Bool
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from manyheads.nn.shapes import Bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.config.build import build
 from manyheads.config.options import given_options
-from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.data.language.segments import eval_segments
 from manyheads.data.lines import Progress, phase_progress
 from manyheads.data.translation.readers import PairFiles, ReadReport
@@ -19,7 +18,6 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.inspect.heads.options import HeadTextOptions, Order
 from manyheads.extras.inspect.heads.scores import (
     HeadLook,
     head_ablations,
@@ -35,6 +33,10 @@ from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, ru
 from manyheads.tasks.language_modelling.held_out import held_text
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.score import reference_batches
+
+if TYPE_CHECKING:
+    from manyheads.data.batch import PairBatch, SegmentBatch
+    from manyheads.extras.inspect.heads.options import HeadTextOptions, Order
 
 _TASKS = ("translation", "text", "ids")
 _OF_TRANSLATORS = ("--pairs", "--judge-pairs", "--num-beams", "--tokenize")

@@ -15,14 +15,13 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import nn
 
 from manyheads.catalogue import ARCHITECTURES, HOOKS, build_model
 from manyheads.catalogue import load as load_entry
-from manyheads.data.lines import Progress
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, read_settings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
@@ -37,7 +36,6 @@ from manyheads.extras.inspect.heads.judging import (
     open_named_model,
     pruning_order,
 )
-from manyheads.extras.inspect.heads.options import CurveOptions, HeadTextOptions, Order
 from manyheads.extras.inspect.heads.scores import attention_layers, check_heads, nats_per_token
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import open_regular, read_limited
@@ -48,6 +46,10 @@ from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
 from manyheads.tasks.table import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.inspect.heads.options import CurveOptions, HeadTextOptions, Order
 
 Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyheads.data.lines import Progress
 from manyheads.data.preparing import prepare
 from manyheads.data.translation.preparing import Pairs, PairSource
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
-from manyheads.extras.parsing.sequence_task.options import PrepareOptions
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary
 from manyheads.tasks.translation.prepare import summary, with_holdout
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary_extension import Growth
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.parsing.sequence_task.options import PrepareOptions
+    from manyheads.text.vocabulary_extension import Growth
 
 __all__ = ["preparation", "prepare_trees", "summary"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from manyheads.data.lines import Progress, ReadReport, describe, phase_progress
 from manyheads.decoding.text_ids import naming_lines
@@ -13,9 +14,11 @@ from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
 from manyheads.extras.parsing.sequence_task.evaluate import ParsingReport
 from manyheads.extras.parsing.span_data import SpanData
-from manyheads.extras.parsing.span_task.options import EvaluateOptions
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import machine_lines, model_line, model_record
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_task.options import EvaluateOptions
 
 
 @dataclass(frozen=True)

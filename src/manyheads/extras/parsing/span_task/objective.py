@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_trees
 from manyheads.extras.parsing.parser import parse_batches
 from manyheads.extras.parsing.span_data import SpanData, SpanStream, eval_spans, open_spans, tree_of
-from manyheads.extras.parsing.span_parser import SpanParser
-from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.extras.parsing.trees import Node, format_tree
 from manyheads.text.words import words_of
 from manyheads.training.record.report import Sample, ValidationReport
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.parsing.span_parser import SpanParser
+    from manyheads.extras.parsing.span_task.settings import SpanConfig
 
 
 @dataclass(frozen=True)

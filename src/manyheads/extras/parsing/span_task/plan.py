@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, SpanBatch
-from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.plan.planner import SyntheticTokenRun
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_task.settings import SpanConfig
 
 
 @dataclass(frozen=True)

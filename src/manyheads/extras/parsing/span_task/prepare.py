@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import length_hint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.data.lines import Progress, ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
@@ -27,13 +27,15 @@ from manyheads.extras.parsing.span_data import (
     word_pieces,
     write_spans,
 )
-from manyheads.extras.parsing.span_task.options import PrepareOptions
 from manyheads.extras.parsing.trees import parse_tree
 from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary_extension import Growth
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_task.options import PrepareOptions
+    from manyheads.text.vocabulary_extension import Growth
 
 
 def prepare_spans(

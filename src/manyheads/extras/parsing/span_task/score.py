@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from manyheads.data.lines import GivenItems, Progress, ReadReport, phase_progress
 from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.parsing.parser import ChartParser
 from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
-from manyheads.extras.parsing.span_task.options import ScoreOptions
 from manyheads.tasks.report import LineWork
+
+if TYPE_CHECKING:
+    from manyheads.extras.parsing.span_task.options import ScoreOptions
 
 _BLOCK = 256
 

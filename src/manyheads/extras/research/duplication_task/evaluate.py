@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from manyheads.config.files import Source, load_yaml
 from manyheads.config.options import refuse_given
-from manyheads.data.lines import Progress
 from manyheads.data.settings import DUPLICATION
-from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError
 from manyheads.evaluation.likelihood import counted
 from manyheads.extras.research.duplication import HELD_OUT, evaluate_duplication, held_out
 from manyheads.extras.research.hash_rounds import Judged, Tell, judge_models
 from manyheads.extras.research.text_task.evaluate import evaluate as evaluate_text
-from manyheads.extras.research.text_task.options import EvaluateOptions
-from manyheads.models.composites import LanguageModel
 from manyheads.tasks.held_out import run_file
-from manyheads.tasks.report import Report
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.decoding.generator import Generator
+    from manyheads.extras.research.text_task.options import EvaluateOptions
+    from manyheads.models.composites import LanguageModel
+    from manyheads.tasks.report import Report
 
 _ROWS = 16
 

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from manyheads.data.lines import Progress
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication import DuplicationData, DuplicationStream, evaluate_duplication, held_out
-from manyheads.models.composites import LanguageModel
 from manyheads.tasks.language_modelling.objective import begin_hashing
-from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.training.record.report import ValidationReport
-from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.objective import Objective, PlainObjective, Translate
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.models.composites import LanguageModel
+    from manyheads.tasks.language_modelling.settings import TextConfig
+    from manyheads.training.run.clock import StopFlag
 
 
 def open_objective(config: TextConfig, data_dir: Path, progress: Progress | None = None) -> Objective:

@@ -6,7 +6,7 @@ Several models are compared by a paired bootstrap over the parts of the text; th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +18,21 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import bits_per, token_losses
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
-from manyheads.evaluation.reading import Reading
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.dynamic import Dynamic
 from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
 from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.extras.research.recl import evaluate_recl
-from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.report import Report, machine_lines, model_record
 from manyheads.tasks.table import task_of_folder
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.evaluation.reading import Reading
+    from manyheads.extras.research.text_task.options import EvaluateOptions
+    from manyheads.text.vocabulary import Vocabulary
 
 LEAST_DOCUMENTS = 30
 """With fewer documents, the parts of the paired bootstrap are passages of equal length."""

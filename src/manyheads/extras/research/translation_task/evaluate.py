@@ -5,21 +5,23 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from manyheads.data.lines import Progress
 from manyheads.data.translation.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.bleu import AUTO, check_tokenizer, text_hints
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
-from manyheads.extras.research.translation_task.options import EvaluateOptions
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.report import Report, machine_lines, search_line
 from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
 from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
+
+if TYPE_CHECKING:
+    from manyheads.data.lines import Progress
+    from manyheads.extras.research.translation_task.options import EvaluateOptions
 
 
 def compare(options: EvaluateOptions, progress: Progress) -> Comparison:

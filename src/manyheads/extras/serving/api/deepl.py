@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -20,9 +20,11 @@ from manyheads.extras.serving.api.shared import (
 from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.markup import translate_html
 from manyheads.extras.serving.refusals import Refusal, refuse_unsupported
-from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import plain_tag
 from manyheads.extras.serving.texts import translate_paragraphs
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.service import Service
 
 # DeepL's clients refuse these targets without a region.
 _REGIONS = {"en": ("EN-GB", "EN-US"), "pt": ("PT-PT", "PT-BR")}

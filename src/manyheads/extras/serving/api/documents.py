@@ -22,7 +22,7 @@ from email.message import Message
 from email.parser import HeaderParser
 from functools import partial
 from pathlib import PurePath
-from typing import IO, Any, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import quote
 from weakref import WeakValueDictionary
 
@@ -33,7 +33,6 @@ from starlette.types import Receive, Scope, Send
 
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
 from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
-from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import UnitTranslator
 from manyheads.extras.serving.api.glossaries import glossary_ids, terms_for
 from manyheads.extras.serving.api.shared import (
@@ -48,8 +47,11 @@ from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.glossaries import NOTE
 from manyheads.extras.serving.markup import sentences_of, translate_units
 from manyheads.extras.serving.refusals import Refusal, told
-from manyheads.extras.serving.served import ServedTranslator
-from manyheads.extras.serving.service import Service
+
+if TYPE_CHECKING:
+    from manyheads.extras.documents.terms import Terms
+    from manyheads.extras.serving.served import ServedTranslator
+    from manyheads.extras.serving.service import Service
 
 _log = logging.getLogger(__name__)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.api.shared import LooseBody, Text, form_schema, read_body
 from manyheads.extras.serving.glossaries import (
     NOTE,
@@ -25,7 +24,10 @@ from manyheads.extras.serving.glossaries import (
     terms_of,
 )
 from manyheads.extras.serving.refusals import Refusal
-from manyheads.extras.serving.service import Service
+
+if TYPE_CHECKING:
+    from manyheads.extras.documents.terms import Terms
+    from manyheads.extras.serving.service import Service
 
 _MOST_IDS = 5
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -19,9 +19,11 @@ from manyheads.extras.serving.api.shared import (
 )
 from manyheads.extras.serving.markup import translate_html
 from manyheads.extras.serving.refusals import Refusal
-from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.settings import plain_tag
 from manyheads.extras.serving.texts import translate_paragraphs
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.service import Service
 
 _MOST_ALTERNATIVES = 16
 

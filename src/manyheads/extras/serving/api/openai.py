@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
@@ -43,8 +43,10 @@ from manyheads.extras.serving.api.shared import (
 from manyheads.extras.serving.jobs import Done, Row, ScoredIds, Written
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, refuse_unsupported, too_long
 from manyheads.extras.serving.served import AnyServed, ServedGenerator, find_model
-from manyheads.extras.serving.service import Service
-from manyheads.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from manyheads.extras.serving.service import Service
+    from manyheads.text.vocabulary import Vocabulary
 
 _MOST_LOGPROBS = 20
 _MOST_STOPS = 4

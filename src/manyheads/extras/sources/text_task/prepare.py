@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import SourceTexts
 from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
-from manyheads.extras.sources.text_task.options import PrepareOptions
 from manyheads.tasks.language_modelling import prepare as task
 from manyheads.tasks.preparation import check_holdout
+
+if TYPE_CHECKING:
+    from manyheads.extras.sources.finding import Found
+    from manyheads.extras.sources.text_task.options import PrepareOptions
 
 _FIELDS = {"train": "corpus", "valid": "valid_corpus", "test": "test_corpus"}
 _OPTIONS = {"train": "--from", "valid": "--valid-from", "test": "--test-from"}

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from manyheads.config.options import given_options, refuse_given
-from manyheads.extras.sources.finding import Found
 from manyheads.extras.sources.reading import ChainedPairs, pairs_of
 from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
-from manyheads.extras.sources.translation_task.options import PrepareOptions
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.translation import prepare as task
+
+if TYPE_CHECKING:
+    from manyheads.extras.sources.finding import Found
+    from manyheads.extras.sources.translation_task.options import PrepareOptions
 
 _FORMS = ("source", "target", "tsv", "jsonl", "pairs")
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from torch import Tensor
 
-from manyheads.decoding.generation import NewToken
 from manyheads.decoding.settings import GenerationSettings
 from manyheads.decoding.text_ids import encode_texts, scored_limit, with_end
 from manyheads.extras.serving.api.native.translation import (
@@ -35,7 +34,10 @@ from manyheads.extras.serving.api.shared import (
 from manyheads.extras.serving.jobs import MOST_MAPPED, Done, Row, ScoredIds, Written, attention_maps, mean_map
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error, too_long
 from manyheads.extras.serving.served import ServedGenerator, ServedModel, find_model
-from manyheads.extras.serving.service import Service
+
+if TYPE_CHECKING:
+    from manyheads.decoding.generation import NewToken
+    from manyheads.extras.serving.service import Service
 
 
 class GenerateJob:

@@ -7,15 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
-from manyheads.decoding.hypothesis import Hypothesis
-from manyheads.decoding.kept_texts import Candidate
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import prefix_ids
@@ -34,9 +32,13 @@ from manyheads.extras.serving.api.shared import (
 from manyheads.extras.serving.glossaries import NOTE, parse_terms
 from manyheads.extras.serving.jobs import MOST_MAPPED, Done, Row, ScoredIds, attention_maps, mean_map
 from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
-from manyheads.extras.serving.served import ServedTranslator
-from manyheads.extras.serving.service import Service
 from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split
+
+if TYPE_CHECKING:
+    from manyheads.decoding.hypothesis import Hypothesis
+    from manyheads.decoding.kept_texts import Candidate
+    from manyheads.extras.serving.served import ServedTranslator
+    from manyheads.extras.serving.service import Service
 
 _MOST_NGRAM = 100
 """Every n-gram of a prompt is kept, so their memory is n times that of the prompt."""
