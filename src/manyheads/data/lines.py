@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Generic, Literal, Protocol, TypeVar, cast
 
-from manyheads.data.sgm import is_sgm, sgm_segments
+from manyheads.extras.sgm.segments import is_sgm, sgm_segments
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.safe_open import open_regular, open_stream
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Unpack, overload
 
 from manyheads.catalogue import shown_as
-from manyheads.decoding.forced import translate_forced
+from manyheads.extras.constrained.forced import translate_forced
 from manyheads.decoding.hypothesis import Scored, Stop, Translation, one_line
 from manyheads.decoding.reranking import score_pairs
 from manyheads.decoding.text_ids import OnProgress, check_texts

@@ -16,7 +16,7 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.files.output_safety import check_spares_folders
 
 if TYPE_CHECKING:
-    from manyheads.text.vocabulary_extension import Growth
+    from manyheads.extras.vocabulary_extension.growth import Growth
 
     Word = str
 else:
@@ -138,7 +138,7 @@ def chosen_vocabulary(
     found = load(next((file for file in inside if file.is_file()), path))
     if options.new_pieces is None:
         return found
-    from manyheads.text.vocabulary_extension import Growth
+    from manyheads.extras.vocabulary_extension.growth import Growth
 
     return Growth(found, options.new_pieces)  # type: ignore[arg-type]
 

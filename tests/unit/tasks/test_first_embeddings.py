@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.data.cooccurrence import cooccurrence_embeddings, neighbour_embeddings
+from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings, neighbour_embeddings
 from manyheads.data.store import PairStore
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError

@@ -31,7 +31,7 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.of_folder import learn_vocabulary, sample_of, vocabulary_from_json
 from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
-from manyheads.text.vocabulary_extension import Growth
+from manyheads.extras.vocabulary_extension.growth import Growth
 
 if TYPE_CHECKING:
     from manyheads.data.language.texts import IdSource, Text

@@ -21,7 +21,7 @@ from manyheads.errors import DataError
 if TYPE_CHECKING:
     from manyheads.data.settings import DataSettings
     from manyheads.data.store import IntArray, PairStore
-    from manyheads.data.translation.bpe_dropout import BpeDropout
+    from manyheads.extras.bpe_dropout.segmenting import BpeDropout
 
 
 @dataclass(frozen=True)

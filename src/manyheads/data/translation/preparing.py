@@ -26,7 +26,7 @@ from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
 from manyheads.text.settings import GrowthSettings, TokenizerSettings
 from manyheads.text.sides import LanguagePair, tagged, untagged
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary_extension import Growth
+from manyheads.extras.vocabulary_extension.growth import Growth
 from manyheads.text.words import is_blank
 
 ENCODE_ROWS = 4096  # rows per call of the tokenizer

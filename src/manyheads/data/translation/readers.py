@@ -12,10 +12,10 @@ from typing import Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe, read_lines
-from manyheads.data.sgm import Segment
+from manyheads.extras.sgm.segments import Segment
 from manyheads.errors import ConfigError, DataError
 from manyheads.installation import needing_extra
-from manyheads.text.tables import (
+from manyheads.extras.tables.cells import (
     Columns,
     Row,
     check_width,
@@ -117,7 +117,7 @@ def read_table(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport, *, 
 
     The delimiter of CSV is that of its first line. A line such as `sep=;` above the table, which Excel reads, names it.
 
-    Raises: DataError: see `text.tables.read_rows`.
+    Raises: DataError: see `extras.tables.cells.read_rows`.
     """
     is_bad = False
 
@@ -151,7 +151,7 @@ def table_pairs(
 ) -> Pairs:
     """Return the pairs of two columns of a CSV or TSV file.
 
-    Args: keys: see `text.tables.columns_of`; None: `source` and `target`. Without both keys, the first two columns of a
+    Args: keys: see `extras.tables.cells.columns_of`; None: `source` and `target`. Without both keys, the first two columns of a
         TSV file that has no such header are the pairs.
 
     Raises: DataError: no such column; a row without them, or with more columns than the header; in TSV without keys a

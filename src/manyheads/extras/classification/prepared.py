@@ -36,7 +36,7 @@ from manyheads.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from manyheads.data.store import IntArray
     from manyheads.text.settings import TokenizerSettings
-    from manyheads.text.vocabulary_extension import Growth
+    from manyheads.extras.vocabulary_extension.growth import Growth
 
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000

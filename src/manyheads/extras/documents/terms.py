@@ -171,7 +171,7 @@ def translate_with_phrases(
 
     Raises: as `Translator.translate`.
     """
-    from manyheads.decoding.forced import translate_forced  # these import torch
+    from manyheads.extras.constrained.forced import translate_forced  # these import torch
     from manyheads.decoding.kept_texts import restored, show
 
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})

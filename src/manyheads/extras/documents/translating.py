@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from manyheads.decoding.forced import translate_forced
+from manyheads.extras.constrained.forced import translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import (
     MOST_STAND_INS,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
+from manyheads.extras.cooccurrence.embeddings import count_ids, neighbour_embeddings
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest

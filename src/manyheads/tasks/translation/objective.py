@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from manyheads.catalogue import TASKS
-from manyheads.data.cooccurrence import cooccurrence_embeddings
+from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings
 from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.translation.batches import TrainingStream
-from manyheads.data.translation.bpe_dropout import BpeDropout
+from manyheads.extras.bpe_dropout.segmenting import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints

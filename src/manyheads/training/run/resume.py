@@ -24,7 +24,7 @@ from manyheads.models.pretrained import data_notice, load_portable_state, load_w
 from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import Vocabulary
-from manyheads.text.vocabulary_extension import old_ids_of
+from manyheads.extras.vocabulary_extension.growth import old_ids_of
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters

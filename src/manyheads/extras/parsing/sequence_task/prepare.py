@@ -20,7 +20,7 @@ from manyheads.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
     from manyheads.extras.parsing.sequence_task.options import PrepareOptions
-    from manyheads.text.vocabulary_extension import Growth
+    from manyheads.extras.vocabulary_extension.growth import Growth
 
 __all__ = ["preparation", "prepare_trees", "summary"]
 

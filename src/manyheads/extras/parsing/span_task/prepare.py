@@ -35,7 +35,7 @@ from manyheads.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from manyheads.extras.parsing.span_task.options import PrepareOptions
-    from manyheads.text.vocabulary_extension import Growth
+    from manyheads.extras.vocabulary_extension.growth import Growth
 
 
 def prepare_spans(

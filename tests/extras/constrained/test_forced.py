@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.decoding.forced import forced_search, translate_forced
+from manyheads.extras.constrained.forced import forced_search, translate_forced
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.search_problem import BeamRules, SearchProblem
 from manyheads.decoding.settings import DecodingSettings

@@ -15,7 +15,7 @@ from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
-from manyheads.text.vocabulary_extension import Growth, grow, old_ids_of
+from manyheads.extras.vocabulary_extension.growth import Growth, grow, old_ids_of
 
 OLD = ["The cat sat on the mat.", "A man reads the old book.", "The dog and the cat eat."] * 20
 _RANDOM = random.Random(1)
@@ -101,7 +101,7 @@ def test_few_new_pieces_take_few_merges(old: Tokenizer, monkeypatch: pytest.Monk
         sizes.append(vocab_size)
         return BpeTrainer(vocab_size=vocab_size, **options)
 
-    monkeypatch.setattr("manyheads.text.vocabulary_extension.trainers", SimpleNamespace(BpeTrainer=trainer))
+    monkeypatch.setattr("manyheads.extras.vocabulary_extension.growth.trainers", SimpleNamespace(BpeTrainer=trainer))
     grow(old, NEW, 1)
     assert len(sizes) == 1
     assert sizes[0] < old.vocab_size - 100

@@ -13,7 +13,7 @@ from manyheads.data.sampler import mix
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import TrainingStream
-from manyheads.data.translation.bpe_dropout import ROUND, BpeDropout
+from manyheads.extras.bpe_dropout.segmenting import ROUND, BpeDropout
 from manyheads.errors import ConfigError
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

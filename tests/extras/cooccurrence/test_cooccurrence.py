@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data import cooccurrence as module
-from manyheads.data.cooccurrence import cooccurrence_embeddings, count_contexts, count_neighbours, neighbour_embeddings
+from manyheads.extras.cooccurrence import embeddings as module
+from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings, count_contexts, count_neighbours, neighbour_embeddings
 from manyheads.data.store import PairStore
 
 Pairs = list[tuple[list[int], list[int]]]

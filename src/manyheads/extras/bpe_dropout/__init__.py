@@ -1,0 +1,1 @@
+"""Other segmentations of the training pairs in each epoch."""

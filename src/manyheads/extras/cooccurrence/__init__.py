@@ -1,0 +1,1 @@
+"""First embeddings from counts of which tokens occur together."""

@@ -1,0 +1,1 @@
+"""Hypotheses that a model of the reverse direction ranks again."""

@@ -1,0 +1,1 @@
+"""More pieces for a tokenizer that a model already has."""
