@@ -628,6 +628,7 @@ PUBLIC: dict[str, str] = {
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
+    "bpe dropout": "manyheads.extras.bpe_dropout.segmenting:BpeDropout",
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
     "cleaning in lines": "manyheads.extras.cleaning.cleaner:describe_cleaning",
@@ -635,16 +636,25 @@ HOOKS: dict[str, str] = {
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
+    "embeddings of a text": "manyheads.extras.cooccurrence.embeddings:neighbour_embeddings",
+    "embeddings of pairs": "manyheads.extras.cooccurrence.embeddings:cooccurrence_embeddings",
+    "forced phrases": "manyheads.extras.constrained.forced:translate_forced",
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "hf": "manyheads.extras.hf:registered",
+    "older ids": "manyheads.extras.vocabulary_extension.growth:old_ids_of",
+    "pairs in parquet": "manyheads.extras.tables.pairs:parquet_pairs",
+    "pairs in a table": "manyheads.extras.tables.pairs:table_pairs",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
     "plan of a run": "manyheads.extras.planning.plan:plan_layer",
+    "reranking": "manyheads.extras.reranking.reranker:reranker_of",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
+    "segments": "manyheads.extras.sgm.segments:sgm_segments",
     "shortlist": "manyheads.extras.shortlists.shortlist:Shortlist",
     "tmx": "manyheads.extras.tmx.reader:tmx_pairs",
     "translate.parsing": f"{_PARSING}.translate:translate_by_text",
     "translate.spans": f"{_PARSING}.translate:translate_by_chart",
+    "vocabulary extension": "manyheads.extras.vocabulary_extension.growth:Growth",
 }
 """Functions and classes of extras that the core uses, by neutral names; `load(HOOKS[name])` returns one."""
 

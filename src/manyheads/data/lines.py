@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Generic, Literal, Protocol, TypeVar, cast
 
-from manyheads.extras.sgm.segments import is_sgm, sgm_segments
+from manyheads.catalogue import HOOKS, load
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.safe_open import open_regular, open_stream
 
@@ -354,7 +354,7 @@ def decoded_lines(path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) 
 
 def _texts(lines: ByteLines, path: str | Path, on_bad_utf8: OnBadUtf8, report: ReadReport) -> Iterator[str | None]:
     name = describe(path)
-    if not is_sgm(path):
+    if not str(path).lower().removesuffix(".gz").endswith((".sgm", ".sgml")):
         yield from decoded(lines, name, on_bad_utf8, report)
         return
     found = ReadReport() if on_bad_utf8 == "skip" else report
@@ -365,7 +365,7 @@ def _texts(lines: ByteLines, path: str | Path, on_bad_utf8: OnBadUtf8, report: R
             yield text or "", found is not report and found.bad_utf8_replaced > 0
             found.bad_utf8_replaced = 0 if found is not report else found.bad_utf8_replaced
 
-    yield from sgm_segments(marked(), name)
+    yield from load(HOOKS["segments"])(marked(), name)
 
 
 def decoded(

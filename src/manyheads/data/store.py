@@ -37,6 +37,14 @@ IntArray = NDArray[np.integer[Any]]
 Ids = Sequence[int] | IntArray
 
 
+def count_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int64]:
+    """Return how often each id occurs, at a bounded cost of memory, also of a text that is mapped from a file."""
+    counts = np.zeros(vocab_size, np.int64)
+    for first in range(0, len(ids), CHECK_TOKENS):
+        counts += np.bincount(ids[first : first + CHECK_TOKENS], minlength=vocab_size)
+    return counts
+
+
 @dataclass(frozen=True)
 class TokenSide:
     """The sentences of one language, or the documents of a text: number i is `ids[offsets[i]:offsets[i + 1]]`."""

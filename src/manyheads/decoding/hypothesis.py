@@ -21,7 +21,7 @@ class Hypothesis:
     Args:
         ids: target tokens with the forced prefix, without BOS and EOS.
         score: the ranking score: the sum of the search's log-probabilities (after the repetition penalty, before the
-            temperature), divided by the length penalty; of a reranked one see `reranking`.
+            temperature), divided by the length penalty; of a reranked one see `extras.reranking`.
         token_log_probs: the model's log-probability of each id, and of EOS last if `ended`; 0 for forced tokens.
             Empty if another engine searched (see `engines`).
         ended: whether the model produced EOS; otherwise the hypothesis was cut at the length limit.

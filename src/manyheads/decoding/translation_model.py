@@ -3,12 +3,11 @@ search for translations of texts."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, Unpack, cast
 
 import torch
 
@@ -26,7 +25,6 @@ from manyheads.decoding.model_runner import (
     choose_precision,
     model_folder,
 )
-from manyheads.decoding.reranking import Reranker, check_reranking, check_reverse
 from manyheads.decoding.search import Shortlist, search_all
 from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
@@ -41,6 +39,28 @@ from manyheads.text.word_sides import sides_of_ids
 
 if TYPE_CHECKING:
     from manyheads.decoding.hypothesis import Hypothesis, Stop
+
+
+class Reranker(Protocol):
+    """Ranks the hypotheses of a beam again."""
+
+    def check(self, settings: DecodingSettings) -> None:
+        """Raises: ConfigError: the search keeps no hypotheses to choose from."""
+
+    def rerank(
+        self,
+        sources: Sequence[str],
+        found: Sequence[list[Hypothesis]],
+        outputs: Sequence[list[str]],
+        settings: DecodingSettings,
+        *,
+        numbers: Sequence[int],
+        stop: Stop | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each source, best first.
+
+        Args: outputs: the texts of the hypotheses. numbers: of the sources in messages.
+        """
 
 
 @dataclass(frozen=True)
@@ -391,8 +411,8 @@ class TranslationModel(RunsModel[Searchable]):
     def reranked_by(self, reverse: TranslationModel, weight: float = 1.0) -> Self:
         """Return a translator that ranks each beam again with a model of the reverse direction. It shares the model.
 
-        See `reranking` for the scores. Of a model of several languages, call `into` first; of such a reverse model, the
-        source language of this one is chosen.
+        See `extras.reranking` for the scores. Of a model of several languages, call `into` first; of such a reverse
+        model, the source language of this one is chosen.
 
         Args:
             reverse: translates the targets of this model into its sources.
@@ -401,34 +421,19 @@ class TranslationModel(RunsModel[Searchable]):
         Raises: ConfigError: the reverse model translates other languages, a model is a parser, a target language is not
             chosen, or the weight is no finite number of at least 0.
         """
-        if not 0 <= weight < math.inf:
-            raise ConfigError(f"the weight of the reverse model is {weight}; it must be a number of at least 0.")
-        for kind in (self.tokenizer.model_kind, reverse.tokenizer.model_kind):
-            if kind != "translator":
-                raise ConfigError(f"reranking needs two translators, but one of the models is a {kind}.")
-        if self._has_to_choose:
-            raise ConfigError(
-                "this model translates into several languages; choose one before reranking, by --target-lang (in"
-                " Python: translator.into(language))."
-            )
-        check_reverse(self.languages, reverse.languages)
-        if reverse._has_to_choose:
-            sources = {source for source, _ in self.languages}
-            reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
         made = copy(self)
-        reranker = Reranker(reverse.runner, reverse.tokenizer, reverse.settings, weight)
-        made.search = replace(self.search, reranker=reranker)
+        made.search = replace(self.search, reranker=load_entry(HOOKS["reranking"])(self, reverse, weight))
         return made
 
     @property
-    def _has_to_choose(self) -> bool:
+    def has_to_choose(self) -> bool:
         """Whether each text names its target language, as none of several is chosen."""
         return bool(self.tokenizer.target_languages) and self.target_lang is None
 
     def stand_ins(self) -> Sequence[str]:
         """Return what `find_stand_ins` finds, once for a target language."""
         if self.target_lang not in self._stand_ins:
-            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self._has_to_choose else ""
+            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self.has_to_choose else ""
             settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=self.settings.rules)
             search = self.by_torch().search
             self._stand_ins[self.target_lang] = find_stand_ins(
@@ -438,7 +443,7 @@ class TranslationModel(RunsModel[Searchable]):
 
     def kept(self, texts: Sequence[str], settings: DecodingSettings) -> KeptTexts:
         """Return the rows of texts for a search in which some words are kept."""
-        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self._has_to_choose)
+        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self.has_to_choose)
 
     def by_torch(self) -> Self:
         """Return a translator that searches with this package's own search. It shares the model."""
@@ -463,7 +468,7 @@ class TranslationModel(RunsModel[Searchable]):
         check_target_limit(settings, self.model.max_len)
         pattern_grammar(settings, self.tokenizer, check=True)
         if self.search.reranker is not None:
-            check_reranking(settings)
+            self.search.reranker.check(settings)
         return settings
 
 

@@ -114,7 +114,7 @@ def begin_embeddings(
         tables: of embeddings and outputs, (ids, width), on a CPU; all have one width. One that occurs twice is written
             once.
         rows: the number of ids.
-        learn: see `extras.cooccurrence.embeddings`; given the width, it returns (rows, width).
+        learn: see `extras.cooccurrence`; given the width, it returns (rows, width).
         seed: of the turn.
         group: the ranks, all of which get the vectors that the main one computes.
     """

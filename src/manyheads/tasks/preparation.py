@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from manyheads.catalogue import TASKS
+from manyheads.catalogue import HOOKS, TASKS
+from manyheads.catalogue import load as load_entry
 from manyheads.config.build import build
 from manyheads.config.options import given_options, names_of, option
 from manyheads.data.lines import OnBadUtf8
@@ -16,7 +17,7 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.files.output_safety import check_spares_folders
 
 if TYPE_CHECKING:
-    from manyheads.extras.vocabulary_extension.growth import Growth
+    from manyheads.text.settings import Extension
 
     Word = str
 else:
@@ -108,7 +109,7 @@ class VocabularyOptions:
 
 def chosen_vocabulary(
     options: VocabularyOptions, settings: type[S], load: Callable[[Path], V], defaults: Mapping[str, Any] | None = None
-) -> S | V | Growth:
+) -> S | V | Extension:
     """The settings of the vocabulary to be made, or the vocabulary that `--tokenizer` names, perhaps to learn more.
 
     Args:
@@ -138,9 +139,8 @@ def chosen_vocabulary(
     found = load(next((file for file in inside if file.is_file()), path))
     if options.new_pieces is None:
         return found
-    from manyheads.extras.vocabulary_extension.growth import Growth
-
-    return Growth(found, options.new_pieces)  # type: ignore[arg-type]
+    extension: Extension = load_entry(HOOKS["vocabulary extension"])(found, options.new_pieces)
+    return extension
 
 
 def check_holdout(options: PrepareOptions, files: Sequence[str], held_out: str, usual: str = "") -> None:

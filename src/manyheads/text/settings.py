@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
@@ -57,6 +58,22 @@ class GrowthSettings:
     tokenizer: str
     old_size: int
     new_pieces: int
+
+
+class Extension(Protocol):
+    """A tokenizer, or the vocabulary of a language model, that is to learn more pieces.
+
+    Attributes: kind: of the tokenizer. settings: the record for a manifest. documents: those of a vocabulary.
+    """
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def settings(self) -> GrowthSettings: ...
+    @property
+    def documents(self) -> str: ...
+    def learn(self, texts: Iterable[str], on_progress: Callable[[str, int, int], None]) -> Any:
+        """Return the larger tokenizer or vocabulary, learned from the texts."""
 
 
 @dataclass(frozen=True, kw_only=True)

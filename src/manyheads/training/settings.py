@@ -220,7 +220,7 @@ class TokenInitialSettings(InitialSettings):
     Args:
         embeddings: without a model: `random`; or `cooccurrence`: tokens begin with similar embeddings if they occur in
             the same sentence pairs, as a word and its translation do, or, in a language model, beside the same tokens
-            (see `extras.cooccurrence.embeddings`); a language model's output begins with the frequencies of the tokens. This takes
+            (see `extras.cooccurrence`); a language model's output begins with the frequencies of the tokens. This takes
             some seconds before the first step. A run of a few hundred or thousand steps reaches a lower loss.
     """
 

@@ -13,8 +13,8 @@ from manyheads.data.sampler import mix
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import TrainingStream
-from manyheads.extras.bpe_dropout.segmenting import ROUND, BpeDropout
 from manyheads.errors import ConfigError
+from manyheads.extras.bpe_dropout.segmenting import ROUND, BpeDropout
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from manyheads.extras.constrained.forced import forced_search, translate_forced
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.search_problem import BeamRules, SearchProblem
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
+from manyheads.extras.constrained.forced import forced_search, translate_forced
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.sides import can_force
 from manyheads.text.tokenizer import Tokenizer

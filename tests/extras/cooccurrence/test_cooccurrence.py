@@ -9,9 +9,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from manyheads.extras.cooccurrence import embeddings as module
-from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings, count_contexts, count_neighbours, neighbour_embeddings
 from manyheads.data.store import PairStore
+from manyheads.extras.cooccurrence import embeddings as module
+from manyheads.extras.cooccurrence.embeddings import (
+    cooccurrence_embeddings,
+    count_contexts,
+    count_neighbours,
+    neighbour_embeddings,
+)
 
 Pairs = list[tuple[list[int], list[int]]]
 

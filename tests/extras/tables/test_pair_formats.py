@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from manyheads.data.lines import ReadReport
-from manyheads.data.translation.readers import PairFiles, nested_value, parquet_pairs, table_pairs
+from manyheads.data.translation.readers import PairFiles, nested_value
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
+from manyheads.extras.tables.pairs import parquet_pairs, table_pairs
 
 KEYS = ("en", "de")
 

@@ -11,11 +11,11 @@ import pytest
 from tokenizers.trainers import BpeTrainer
 
 from manyheads.errors import ConfigError, DataError
+from manyheads.extras.vocabulary_extension.growth import Growth, grow, old_ids_of
 from manyheads.text.of_folder import PieceVocabulary
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
-from manyheads.extras.vocabulary_extension.growth import Growth, grow, old_ids_of
 
 OLD = ["The cat sat on the mat.", "A man reads the old book.", "The dog and the cat eat."] * 20
 _RANDOM = random.Random(1)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings, neighbour_embeddings
 from manyheads.data.store import PairStore
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
+from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings, neighbour_embeddings
 from manyheads.extras.research.presets import duplication
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from manyheads.extras.vocabulary_extension.growth import grow
 from manyheads.text import tokenizer as tokenizer_module
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.vocabulary_extension.growth import grow
 from manyheads.text.words import is_blank
 
 TEXTS = ["I am very hungry.", "The computer is expensive!", "Oui\u00a0! Non\u00a0; 10\u202f%", "میخواهم क्ष 😊"] * 5

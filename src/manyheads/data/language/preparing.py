@@ -29,9 +29,8 @@ from manyheads.errors import DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.of_folder import learn_vocabulary, sample_of, vocabulary_from_json
-from manyheads.text.settings import ITEM_BYTES, IdSettings, VocabularySettings
+from manyheads.text.settings import ITEM_BYTES, Extension, IdSettings, VocabularySettings
 from manyheads.text.vocabulary import CHANNELS, IdVocabulary, Vocabulary
-from manyheads.extras.vocabulary_extension.growth import Growth
 
 if TYPE_CHECKING:
     from manyheads.data.language.texts import IdSource, Text
@@ -235,7 +234,7 @@ def prepare_text(
     train: Text,
     valid: Text | None = None,
     test: Text | None = None,
-    vocabulary: VocabularySettings | Vocabulary | Growth,
+    vocabulary: VocabularySettings | Vocabulary | Extension,
     holdout: Holdout | None = None,
     replace: bool = False,
     progress: Progress | None = None,
@@ -278,7 +277,7 @@ class _TextSource(TokenSource):
     def __init__(
         self,
         splits: dict[str, Text],
-        vocabulary: VocabularySettings | Vocabulary | Growth,
+        vocabulary: VocabularySettings | Vocabulary | Extension,
         holdout: Holdout | None,
         published_tokens: dict[str, int],
     ) -> None:
@@ -287,10 +286,10 @@ class _TextSource(TokenSource):
         self._chosen = vocabulary
         if isinstance(vocabulary, Vocabulary):
             self.settings, self.vocabulary, level = None, vocabulary, vocabulary.kind
-        elif isinstance(vocabulary, Growth):
-            self.settings, level = vocabulary.settings, "bpe"
-        else:
+        elif isinstance(vocabulary, VocabularySettings):
             self.settings, level = vocabulary, vocabulary.level
+        else:
+            self.settings, level = vocabulary.settings, "bpe"
         self._as_bytes = level == "bytes"
         self._by_line = not self._as_bytes or vocabulary.documents == "lines"
         self._reports = {split: ReadReport() for split in splits}
@@ -322,10 +321,10 @@ class _TextSource(TokenSource):
         lines, chosen = Rereadable(lambda: self._learned_lines(part)), self._chosen
         if isinstance(chosen, Vocabulary):
             return chosen
-        if isinstance(chosen, Growth):
-            grown: Vocabulary = chosen.learn(sample_of(lines), self.progress)
-            return grown
-        return learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
+        if isinstance(chosen, VocabularySettings):
+            return learn_vocabulary(lines, chosen, num_files=len(part.ends()), on_progress=self.progress)
+        extended: Vocabulary = chosen.learn(sample_of(lines), self.progress)
+        return extended
 
     def _learned_lines(self, part: Part) -> Iterator[str]:
         done = 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from manyheads.errors import DataError
 if TYPE_CHECKING:
     from manyheads.data.settings import DataSettings
     from manyheads.data.store import IntArray, PairStore
-    from manyheads.extras.bpe_dropout.segmenting import BpeDropout
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,17 @@ class LengthReport:
         return line
 
 
+class Segmenting(Protocol):
+    """Segments the training pairs of each epoch anew, such as BPE dropout."""
+
+    def pairs(self, store: PairStore, samples: IntArray, epoch: int, limits: tuple[int, int]) -> PairStore:
+        """Return the given pairs of a store with the segmentations of an epoch.
+
+        Args: samples: (pairs,) positions in the store. limits: most tokens of a source and of a target, without special
+            ids; a longer sentence keeps its ids.
+        """
+
+
 _MORE_SLOTS, _MORE_PAIRS = 0.02, 0.125
 """Room of packed batches beyond the usual numbers of tokens of the smaller side, and of pairs."""
 
@@ -88,8 +98,8 @@ class TrainingStream:
         available: number of pairs in the corpus, if the store contains fewer; only for the report.
         mix: number of pairs and share of each data set in the store, one after the other, by name; empty: all pairs
             are one data set, and an epoch contains each of them once.
-        dropout: segments the pairs of each epoch anew (`bpe_dropout`); the lengths of an epoch's plan are those of its
-            segmentations. Which pairs are too long depends on the usual segmentation. None: the ids of the store.
+        dropout: segments the pairs of each epoch anew; the lengths of an epoch's plan are those of its segmentations.
+            Which pairs are too long depends on the usual segmentation. None: the ids of the store.
 
     Raises: DataError: no pair is left, or a pair is too long and the policy is `fail`.
     """
@@ -105,7 +115,7 @@ class TrainingStream:
         eos_id: int,
         available: int = 0,
         mix: Sequence[tuple[str, int, float]] = (),
-        dropout: BpeDropout | None = None,
+        dropout: Segmenting | None = None,
     ) -> None:
         self.store = store
         self.settings = settings

@@ -23,10 +23,9 @@ from manyheads.data.store import IntArray, Rows, write_blocks_of_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable, thinned
-from manyheads.text.settings import GrowthSettings, TokenizerSettings
+from manyheads.text.settings import Extension, GrowthSettings, TokenizerSettings
 from manyheads.text.sides import LanguagePair, tagged, untagged
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.extras.vocabulary_extension.growth import Growth
 from manyheads.text.words import is_blank
 
 ENCODE_ROWS = 4096  # rows per call of the tokenizer
@@ -57,12 +56,12 @@ class SidesSource(Source):
     unit: ClassVar[str]
     tokenizer: Tokenizer
 
-    def __init__(self, splits: Mapping[str, Any], tokenizer: TokenizerSettings | Tokenizer | Growth) -> None:
+    def __init__(self, splits: Mapping[str, Any], tokenizer: TokenizerSettings | Tokenizer | Extension) -> None:
         self.settings: TokenizerSettings | GrowthSettings | None = None
-        if isinstance(tokenizer, Growth):
-            self.settings = tokenizer.settings
-        elif isinstance(tokenizer, TokenizerSettings):
+        if isinstance(tokenizer, TokenizerSettings):
             self.settings = tokenizer
+        elif not isinstance(tokenizer, Tokenizer):
+            self.settings = tokenizer.settings
         self.splits, self._given = splits, tokenizer
         self.counts: dict[str, dict[str, int]] = {}
 
@@ -74,12 +73,12 @@ class SidesSource(Source):
         given, made = self._given, list[Tokenizer]()
 
         def make() -> bytes:
-            if isinstance(given, Growth):
-                made[:] = [given.learn(self.texts(), self.progress)]
+            if isinstance(given, Tokenizer):
+                made[:] = [given]
             elif isinstance(given, TokenizerSettings):
                 made[:] = [self.learned(given)]
             else:
-                made[:] = [given]
+                made[:] = [given.learn(self.texts(), self.progress)]
             return made[0].to_json().encode()
 
         if self.settings is None or self.counts["train"][self.unit] < PART_ROWS:
@@ -304,7 +303,7 @@ def prepare_corpus(
     train: Pairs,
     valid: Pairs | None = None,
     test: Pairs | None = None,
-    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    tokenizer: TokenizerSettings | Tokenizer | Extension,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -354,7 +353,7 @@ class PairSource(SidesSource):
     def __init__(
         self,
         splits: dict[str, Pairs],
-        tokenizer: TokenizerSettings | Tokenizer | Growth,
+        tokenizer: TokenizerSettings | Tokenizer | Extension,
         cleaning: Callable[[], Mapping[str, Any]] | None = None,
         languages: Sequence[LanguagePair] = (),
         without_held_back: WithoutHeldBack | None = None,

@@ -35,8 +35,7 @@ from manyheads.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from manyheads.data.store import IntArray
-    from manyheads.text.settings import TokenizerSettings
-    from manyheads.extras.vocabulary_extension.growth import Growth
+    from manyheads.text.settings import Extension, TokenizerSettings
 
 LABELLED_TASK = "classification"
 MOST_LABELS = 10_000
@@ -49,7 +48,7 @@ def prepare_labelled(
     train: LabelledTexts,
     valid: LabelledTexts | None = None,
     test: LabelledTexts | None = None,
-    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    tokenizer: TokenizerSettings | Tokenizer | Extension,
     num_held_back: int = 0,
     replace: bool = False,
     progress: Progress | None = None,
@@ -89,7 +88,7 @@ class _LabelledSource(SidesSource):
     unit = "texts"
 
     def __init__(
-        self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer | Growth, num_held_back: int
+        self, splits: dict[str, LabelledTexts], tokenizer: TokenizerSettings | Tokenizer | Extension, num_held_back: int
     ) -> None:
         super().__init__(splits, tokenizer)
         self._num_held_back = num_held_back

@@ -1,1 +1,1 @@
-"""Output that matches a regular expression or a JSON schema."""
+"""Output that matches a regular expression or a JSON schema, or contains given phrases."""

@@ -19,6 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manyheads.data.store import count_ids
+
 if TYPE_CHECKING:
     from manyheads.data.store import PairStore, TokenSide
 
@@ -59,14 +61,6 @@ def neighbour_embeddings(
     most = min(_MOST_CONTEXTS, _MOST_COUNTS // vocab_size) // 2  # of each side
     counts = count_neighbours(tokens, vocab_size, _most_frequent(occurrences, max(1, most)))
     return _vectors(torch.cat([_information(side) for side in counts], 1), occurrences, width)
-
-
-def count_ids(ids: NDArray[np.integer[Any]], vocab_size: int) -> NDArray[np.int64]:
-    """Return how often each id occurs, at a bounded cost of memory, also of a text that is mapped from a file."""
-    counts = np.zeros(vocab_size, np.int64)
-    for first in range(0, len(ids), _MOST_TOKENS):
-        counts += np.bincount(ids[first : first + _MOST_TOKENS], minlength=vocab_size)
-    return counts
 
 
 def count_contexts(pairs: PairStore, contexts: NDArray[np.int64], max_links: int = _MOST_LINKS) -> Tensor:

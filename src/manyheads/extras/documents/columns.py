@@ -18,7 +18,7 @@ JSON_LINE = re.compile(r"(?:\\[nr])+|((?:[^\\]|\\[^nr])+)")  # line breaks, or a
 
 
 def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
-    """Return the lines of the values of some columns, without the header line; see `extras.tables.cells` for rows and columns.
+    """Return the lines of the values of some columns, without the header line; see `tables.cells` for rows and columns.
 
     Args:
         columns: names in the first line. Or numbers from 1; then the first line is a row like the others.

@@ -171,8 +171,8 @@ def translate_with_phrases(
 
     Raises: as `Translator.translate`.
     """
-    from manyheads.extras.constrained.forced import translate_forced  # these import torch
     from manyheads.decoding.kept_texts import restored, show
+    from manyheads.extras.constrained.forced import translate_forced  # these import torch
 
     settings = translator.options(**{**overrides, "do_sample": False, "num_return_sequences": 1})
     hidden = [hide(text) if settings.keep_words else (text, []) for text in texts]

@@ -409,7 +409,7 @@ def _kind_of(folder: Path, manifest: Mapping[str, Any], given: Mapping[str, Any]
 
 
 def _has_merges(folder: Path) -> bool:
-    """Whether the tokenizer is BPE, so that `extras.bpe_dropout.segmenting` can be used."""
+    """Whether the tokenizer is BPE, so that `data.bpe_dropout` can be used."""
     model = json_or_empty(folder / "tokenizer.json", MAX_FILE_BYTES).get("model")
     return isinstance(model, dict) and model.get("type") == "BPE"
 

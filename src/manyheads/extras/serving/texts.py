@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from manyheads.extras.constrained.forced import MOST_BEAMS, translate_forced
 from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
+from manyheads.extras.constrained.forced import MOST_BEAMS, translate_forced
 from manyheads.extras.documents.sentence_ends import in_windows, split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.jobs import CallBatch, Row

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 from manyheads.errors import DataError
 
@@ -23,11 +22,6 @@ class Segment(str):
     """The text of a segment. place: its document and its id there."""
 
     place: tuple[str, str] = ("", "")
-
-
-def is_sgm(path: str | Path) -> bool:
-    """Return whether a file's name is that of WMT's format."""
-    return str(path).lower().removesuffix(".gz").endswith((".sgm", ".sgml"))
 
 
 def sgm_segments(lines: Iterable[tuple[str, bool]], name: str) -> Iterator[Segment | None]:

@@ -32,8 +32,9 @@ from manyheads.data.lines import (
     read_chunks,
 )
 from manyheads.data.preparing import in_this_process
-from manyheads.data.translation.readers import json_record, jsonl_pairs, parquet_pairs, preview, whole_text
+from manyheads.data.translation.readers import json_record, jsonl_pairs, preview, whole_text
 from manyheads.errors import DataError, ManyHeadsError
+from manyheads.extras.tables.pairs import parquet_pairs
 from manyheads.files.safe_open import open_regular
 from manyheads.installation import needing_extra
 

@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.extras.cooccurrence.embeddings import count_ids, neighbour_embeddings
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
+from manyheads.data.store import count_ids
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError, RequestError
@@ -109,7 +110,7 @@ class LanguageObjective(PlainObjective):
         rows = self.model_config.vocab_size
         ids = np.concatenate([one.train.ids for one in self.sets.values()]) if self.shares else self.data.train.ids
         occurrences = count_ids(ids, rows)
-        learn = partial(neighbour_embeddings, ids, rows, occurrences=occurrences)
+        learn = partial(load(HOOKS["embeddings of a text"]), ids, rows, occurrences=occurrences)
         begin_embeddings(_token_tables(model), rows, learn, derive_seed(self.config.seed, "embeddings"), group)
         model.head.begin_at(torch.from_numpy(occurrences).float())
         return ("embeddings begin as the neighbours of the tokens in the training text suggest",)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from manyheads.catalogue import TASKS
-from manyheads.extras.cooccurrence.embeddings import cooccurrence_embeddings
+from manyheads.catalogue import HOOKS, TASKS, load
 from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.mixing import join_pairs, mixed_digest
-from manyheads.data.translation.batches import TrainingStream
-from manyheads.extras.bpe_dropout.segmenting import BpeDropout
+from manyheads.data.translation.batches import Segmenting, TrainingStream
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
@@ -95,7 +93,7 @@ class TranslationObjective(PlainObjective):
             return ()
         pairs = self.stream.store.first(self.stream.report.total)
         tables = (model.body.source_embedding.weight, model.body.target_embedding.weight, model.head.weight)
-        learn = partial(cooccurrence_embeddings, pairs)
+        learn = partial(load(HOOKS["embeddings of pairs"]), pairs)
         begin_embeddings(tables, pairs.vocab_size, learn, derive_seed(self.config.seed, "embeddings"), group)
         return ("embeddings begin as co-occurrence in the training pairs suggests",)
 
@@ -167,10 +165,10 @@ def _validator(data: PreparedData) -> type[Validator]:
     return kind
 
 
-def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
+def _dropout(config: TrainConfig, data: PreparedData) -> Segmenting | None:
     """Raises: ConfigError: the tokenizer of the data has no merges to leave out."""
     probability = config.data.bpe_dropout
-    return BpeDropout(data.tokenizer, probability, config.seed) if probability else None
+    return load(HOOKS["bpe dropout"])(data.tokenizer, probability, config.seed) if probability else None
 
 
 def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:

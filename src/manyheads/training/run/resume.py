@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.checkpoint.format import find_latest, read_pointer, read_scalars, step_of, verify_checkpoint
 from manyheads.config.build import REMOVED
 from manyheads.config.checks import did_you_mean
@@ -24,7 +25,6 @@ from manyheads.models.pretrained import data_notice, load_portable_state, load_w
 from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import Vocabulary
-from manyheads.extras.vocabulary_extension.growth import old_ids_of
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
@@ -59,7 +59,7 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
             f" {settings.sha256[:12]}.... Give --init {settings.model} and --resume none to begin from the new ones."
         )
     old_size = _check_ids(settings.model, folder, tokenizer)
-    replaced = old_ids_of(tokenizer, old_size)
+    replaced = load(HOOKS["older ids"])(tokenizer, old_size) if tokenizer.vocab_size > old_size else []
     before, now = read_config(folder), model.config
     growths = {getattr(now, name) - getattr(before, name) for name in _VOCABULARIES if hasattr(now, name)}
     grown = _with_new_rows(tensors, portable_state(model), growths - {0}, replaced, old_size)

@@ -20,7 +20,7 @@ from manyheads.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
     from manyheads.extras.parsing.sequence_task.options import PrepareOptions
-    from manyheads.extras.vocabulary_extension.growth import Growth
+    from manyheads.text.settings import Extension
 
 __all__ = ["preparation", "prepare_trees", "summary"]
 
@@ -48,7 +48,7 @@ def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
 def prepare_trees(
     folder: str | Path,
     *,
-    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    tokenizer: TokenizerSettings | Tokenizer | Extension,
     task: ParsingTask,
     replace: bool = False,
     progress: Progress | None = None,
@@ -65,7 +65,7 @@ class _TreeSource(PairSource):
     """See `preparing.Source`."""
 
     def __init__(
-        self, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer | Growth, task: ParsingTask
+        self, splits: dict[str, Pairs], tokenizer: TokenizerSettings | Tokenizer | Extension, task: ParsingTask
     ) -> None:
         super().__init__(splits, tokenizer)
         self._task = task

@@ -35,7 +35,7 @@ from manyheads.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from manyheads.extras.parsing.span_task.options import PrepareOptions
-    from manyheads.extras.vocabulary_extension.growth import Growth
+    from manyheads.text.settings import Extension
 
 
 def prepare_spans(
@@ -44,7 +44,7 @@ def prepare_spans(
     train: TreeFile,
     valid: TreeFile | None = None,
     test: TreeFile | None = None,
-    tokenizer: TokenizerSettings | Tokenizer | Growth,
+    tokenizer: TokenizerSettings | Tokenizer | Extension,
     replace: bool = False,
     progress: Progress | None = None,
     key: str = "",
@@ -82,7 +82,7 @@ class _SpanSource(SidesSource):
     unit = "sentences"
 
     def __init__(
-        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer | Growth, parts: ParsingSettings
+        self, splits: dict[str, TreeFile], tokenizer: TokenizerSettings | Tokenizer | Extension, parts: ParsingSettings
     ) -> None:
         super().__init__(splits, tokenizer)
         self._kept = parts
