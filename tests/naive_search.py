@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
+from manyheads.decoding.text_ids import Hypothesis
 
 
 class _Path(NamedTuple):

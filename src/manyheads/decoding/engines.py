@@ -14,8 +14,8 @@ from manyheads.errors import RequestError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from manyheads.decoding.hypothesis import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.text_ids import Hypothesis
 
     Search: TypeAlias = Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]]
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Literal, Self, Unpack, cast, overload
 import torch
 
 from manyheads.catalogue import shown_as
-from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
 from manyheads.decoding.model_runner import (
     ModelRunner,
@@ -22,7 +21,13 @@ from manyheads.decoding.model_runner import (
     choose_precision,
     model_folder,
 )
-from manyheads.decoding.settings import GenerationOverrides, GenerationSettings, overridden, read_settings
+from manyheads.decoding.settings import (
+    GenerationOverrides,
+    GenerationSettings,
+    overridden,
+    pattern_grammar,
+    read_settings,
+)
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import LanguageModel
@@ -31,7 +36,7 @@ from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.of_folder import load_vocabulary
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Stop
+    from manyheads.decoding.text_ids import Stop
     from manyheads.text.vocabulary import Vocabulary
 
 

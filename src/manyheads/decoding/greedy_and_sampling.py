@@ -6,6 +6,7 @@ Tokens are sampled by `draw`, with its filters; the random numbers depend on the
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps, range_of
+from manyheads.decoding.search_problem import SearchProblem, SearchSteps, penalised, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
+from manyheads.decoding.text_ids import Hypothesis, check_finite, check_stop
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.topk import highest
 from manyheads.nn.kernels.topk import top_k as largest_first
@@ -320,3 +321,79 @@ def _hypotheses(problem: SearchProblem, rows: _Rows, longest: int) -> list[tuple
         found.sort(key=lambda hypothesis: -hypothesis.score)
         results.append((sentence, found))
     return results
+
+
+class Repetition:
+    """Makes earlier tokens less probable, and forbids n-grams that already occurred.
+
+    Args:
+        histories: tokens of each row so far.
+        vocab_size: number of ids.
+        penalty: see `penalised`; 1 is off.
+        ngram_size: 0 is off.
+        device: device of the scores.
+
+    Cost: per step, rows x vocab_size for the penalty, rows for n-grams.
+    """
+
+    def __init__(
+        self,
+        histories: Sequence[Sequence[int]],
+        vocab_size: int,
+        *,
+        penalty: float,
+        ngram_size: int,
+        device: torch.device,
+    ) -> None:
+        self._penalty, self._size = penalty, ngram_size
+        self._seen = torch.zeros(len(histories), vocab_size, dtype=torch.bool, device=device) if penalty != 1 else None
+        self._followers: list[dict[tuple[int, ...], set[int]]] = [defaultdict(set) for _ in histories]
+        self._last: list[tuple[int, ...]] = [() for _ in histories]
+        for row, history in enumerate(histories):
+            if self._seen is not None and history:
+                self._seen[row, torch.tensor(sorted(set(history)), device=device)] = True
+            if ngram_size:
+                for token in history:
+                    self._follow(row, token)
+
+    def apply(self, scores: Tensor) -> Tensor:
+        """Apply the penalty to (rows, vocab_size), and set tokens that would repeat an n-gram to -inf.
+
+        A row that would have no token left may repeat one: it must go on with some token of the vocabulary.
+        """
+        if self._seen is not None:
+            scores = torch.where(self._seen, penalised(scores, self._penalty), scores)
+        if self._size:
+            banned = [
+                (row, token)
+                for row, last in enumerate(self._last)
+                if len(last) == self._size - 1
+                for token in self._followers[row].get(last, ())
+            ]
+            if banned:
+                rows, tokens = policy.sent(torch.tensor(banned), scores.device).t()
+                restrained = scores.index_put((rows, tokens), scores.new_full((), -torch.inf))
+                is_stuck = restrained.amax(-1, keepdim=True).isneginf()
+                scores = torch.where(is_stuck, scores, restrained)
+        return scores
+
+    def add(self, tokens: Tensor, ids: Sequence[int]) -> None:
+        """Add the token that each row produced. tokens: (rows,); ids: the same numbers, on the host."""
+        if self._seen is not None:
+            self._seen = self._seen.scatter(1, tokens[:, None], True)  # `select` may have made it in inference mode
+        if self._size:
+            for row, token in enumerate(ids):
+                self._follow(row, token)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows, in this order."""
+        if self._seen is not None:
+            self._seen = self._seen[torch.tensor(rows, device=self._seen.device, dtype=torch.int64)]
+        self._followers = [self._followers[row] for row in rows]
+        self._last = [self._last[row] for row in rows]
+
+    def _follow(self, row: int, token: int) -> None:
+        last = self._last[row]
+        if len(last) == self._size - 1:
+            self._followers[row][last].add(token)
+        self._last[row] = (*last, token)[-(self._size - 1) :] if self._size > 1 else ()

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
-from manyheads.decoding.hypothesis import Hypothesis, Stop, check_finite, check_stop
 from manyheads.decoding.search_problem import (
     RULES,
     Grammar,
@@ -25,7 +24,16 @@ from manyheads.decoding.search_problem import (
     range_of,
     run_to_end,
 )
-from manyheads.decoding.text_ids import OnProgress, cut_batches, map_batches, padded
+from manyheads.decoding.text_ids import (
+    Hypothesis,
+    OnProgress,
+    Stop,
+    check_finite,
+    check_stop,
+    cut_batches,
+    map_batches,
+    padded,
+)
 from manyheads.errors import RequestError
 from manyheads.nn.kernels.topk import top_k
 

@@ -1,4 +1,5 @@
-"""One batch to search, with the parts that all searches share, and the rules that other toolkits define differently.
+"""One batch to search, with the parts that all searches share, such as forbidden tokens, and the rules that other
+toolkits define differently.
 
 Rules are scores of hypotheses and conditions to stop. Beam search uses a `Rules` object and never a model's class.
 `BeamRules` is ours. A converted model can have other rules, for example lengths that include the start token, a
@@ -14,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol, overload
 import torch
 from torch import Tensor
 
-from manyheads.decoding.constraints import Constraints
-from manyheads.decoding.hypothesis import Hypothesis
+from manyheads.decoding.text_ids import Hypothesis
 from manyheads.nn.kernels import policy
 
 if TYPE_CHECKING:
@@ -185,6 +185,101 @@ class Grammar(Protocol):
         """Return the grammar of one batch. source (sentences, source_len), each row tokens + EOS; source_lengths
         (sentences,).
         """
+
+
+def penalised(scores: Tensor, penalty: float) -> Tensor:
+    """Return the logits or log-probabilities of earlier tokens with the penalty: positive ones are divided by it.
+
+    Paper: Keskar et al. 2019, arXiv:1909.05858, sec. 4.1. Differs, as in transformers and vLLM: negative ones are
+    multiplied, because division would make them more probable.
+    """
+    return torch.where(scores > 0, scores / penalty, scores * penalty)
+
+
+class Constraints:
+    """Banned ids, minimum length, repetition penalty and no-repeat n-gram, in that order.
+
+    Log-probabilities are renormalised only if `renormalize_logits` is set.
+
+    The repetition penalty (see `penalised`) changes logits in greedy search and sampling, and
+    log-probabilities in beams, both as `transformers` does.
+
+    Args:
+        settings: see `DecodingSettings`.
+        pad_id: never produced.
+        bos_id: never produced.
+        eos_id: banned before `min_new_tokens`.
+        device: device of the log-probabilities.
+
+    Attributes: wants_logits: whether `apply` needs the normaliser.
+    """
+
+    def __init__(
+        self, settings: DecodingSettings, *, pad_id: int, bos_id: int, eos_id: int, device: torch.device
+    ) -> None:
+        never = sorted({pad_id, bos_id} - {eos_id} | {*settings.banned_ids})  # EOS can be the start token, too
+        self._banned = torch.tensor(never, device=device)
+        self._banned_early = torch.tensor([*never, eos_id], device=device)
+        self._harmless = never[0]
+        self._min_new_tokens = settings.min_new_tokens
+        self._penalty = settings.repetition_penalty
+        self.wants_logits = self._penalty != 1 and settings.num_beams == 1
+        self._ngram = settings.no_repeat_ngram_size
+        self._renormalize = settings.renormalize_logits
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether `apply` reads the tokens produced so far."""
+        return self._penalty != 1 or self._ngram > 0
+
+    def apply(
+        self,
+        log_probs: Tensor,
+        history: Tensor | None,
+        length: int,
+        allowed: Tensor | None = None,
+        normaliser: Tensor | float = 0.0,
+    ) -> Tensor:
+        """Return the log-probabilities for the search.
+
+        Args:
+            log_probs: (rows, vocab_size); modified in place.
+            history: (rows, length) tokens so far, or None if not `needs_history`.
+            length: number of target tokens so far.
+            allowed: (rows, vocab_size or more) bool, the tokens that a grammar permits; None: all. If only one token is
+                permitted, its log-probability is 0, because a forced word carries no information about the tree.
+            normaliser: (rows, 1) logits minus log_probs, if `wants_logits`.
+        Returns: (rows, vocab_size), -inf for forbidden tokens; `log_probs` itself if no other value changed.
+        """
+        if allowed is not None:
+            allowed = allowed[:, : log_probs.size(1)]
+            only_choice = allowed & (allowed.sum(1, keepdim=True) == 1)
+            log_probs.masked_fill_(~allowed, -torch.inf).masked_fill_(only_choice, 0.0)
+        adjusted = self._restrain(log_probs, history, length, normaliser)
+        if not self._renormalize:
+            return adjusted
+        total = adjusted.logsumexp(-1, keepdim=True)
+        return adjusted - total.masked_fill(total.isneginf(), 0.0)  # a row without any allowed token is not changed
+
+    def _restrain(self, log_probs: Tensor, history: Tensor | None, length: int, normaliser: Tensor | float) -> Tensor:
+        log_probs.index_fill_(1, self._banned_early if length < self._min_new_tokens else self._banned, -torch.inf)
+        if history is None or length == 0:
+            return log_probs
+        adjusted = log_probs
+        if self._penalty != 1:
+            logits = log_probs.gather(1, history) + normaliser
+            adjusted = log_probs.scatter(1, history, penalised(logits, self._penalty) - normaliser)
+        if 0 < self._ngram <= length:
+            self._ban_repeats(adjusted, history)
+        return adjusted
+
+    def _ban_repeats(self, log_probs: Tensor, history: Tensor) -> None:
+        """Ban each token that would complete an n-gram that already occurred."""
+        windows = history.unfold(1, self._ngram, 1)  # (rows, windows, n)
+        context = history[:, history.size(1) - self._ngram + 1 :]  # (rows, n - 1)
+        seen = (windows[:, :, :-1] == context[:, None]).all(-1)
+        # If a window does not match, ban an id that is already banned: this avoids a sync and boolean indexing.
+        log_probs.scatter_(1, torch.where(seen, windows[:, :, -1], self._harmless), -torch.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

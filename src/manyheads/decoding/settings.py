@@ -15,9 +15,10 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.config.build import build
 from manyheads.config.checks import BELOW_ONE, POSITIVE_FRACTION, Range, at_least, between, check, set_tuples
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, RequestError
 from manyheads.files.verify import read_object
 
 T = TypeVar("T")
@@ -445,3 +446,34 @@ def read_settings(folder: Path, kind: type[T]) -> T:
     except FileNotFoundError:
         return kind()
     return build(kind, values, str(file), "decoding" if kind is DecodingSettings else "generation")
+
+
+def pattern_grammar(settings: DecodingSettings | GenerationSettings, reader: Any, *, check: bool = False) -> Any | None:
+    """Return the grammar of the pattern in the settings; None: the settings have no pattern.
+
+    Args: reader: a language model's vocabulary, or a translator's tokenizer. check: whether the limit leaves room.
+
+    Raises: ConfigError: this model cannot write a text that matches. MissingExtraError: a package is missing.
+    """
+    return load(HOOKS["constrained"])(settings, reader, check=check) if settings.is_constrained else None
+
+
+def check_ids(settings: DecodingSettings, *, vocab_size: int, pad_id: int, eos_id: int) -> None:
+    """Refuse ids that are invalid for this vocabulary.
+
+    Raises: RequestError: a banned or forced id is outside the vocabulary; padding or EOS is forced; a forced id is
+        banned; the prefix is not shorter than `max_new_tokens`.
+    """
+    for name in ("banned_ids", "forced_prefix_ids"):
+        for token in getattr(settings, name):
+            if not 0 <= token < vocab_size:
+                raise RequestError(f"{name} holds {token}; ids of this vocabulary are 0 to {vocab_size - 1}.")
+    prefix = settings.forced_prefix_ids
+    for token in prefix:
+        if token in (pad_id, eos_id) or token in settings.banned_ids:
+            raise RequestError(f"forced_prefix_ids holds {token}, which is padding, EOS or banned; leave it out.")
+    if settings.max_new_tokens and len(prefix) >= settings.max_new_tokens:
+        raise RequestError(
+            f"forced_prefix_ids has {len(prefix)} tokens but max_new_tokens is {settings.max_new_tokens};"
+            " raise max_new_tokens above the prefix."
+        )

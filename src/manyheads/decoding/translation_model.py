@@ -13,7 +13,6 @@ import torch
 
 from manyheads.catalogue import HOOKS
 from manyheads.catalogue import load as load_entry
-from manyheads.decoding.constraints import check_ids, pattern_grammar
 from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
 from manyheads.decoding.kept_texts import KeptTexts, find_stand_ins
 from manyheads.decoding.model_runner import (
@@ -26,7 +25,14 @@ from manyheads.decoding.model_runner import (
     model_folder,
 )
 from manyheads.decoding.search import Shortlist, search_all
-from manyheads.decoding.settings import DecodingOverrides, DecodingSettings, load_settings, overridden
+from manyheads.decoding.settings import (
+    DecodingOverrides,
+    DecodingSettings,
+    check_ids,
+    load_settings,
+    overridden,
+    pattern_grammar,
+)
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
@@ -38,7 +44,7 @@ from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenize
 from manyheads.text.word_sides import sides_of_ids
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Hypothesis, Stop
+    from manyheads.decoding.text_ids import Hypothesis, Stop
 
 
 class Reranker(Protocol):

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Unpack, overload
 import torch
 
 from manyheads.catalogue import HOOKS, load, shown_as
-from manyheads.decoding.hypothesis import Scored, Stop, Translation, check_stop, one_line
 from manyheads.decoding.text_ids import (
     OnProgress,
+    Scored,
+    Stop,
+    Translation,
+    check_stop,
     check_texts,
     cut_batches,
     encode_texts,
     fit,
     map_batches,
+    one_line,
     padded,
     scored_limit,
     with_end,

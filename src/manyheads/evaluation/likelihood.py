@@ -18,8 +18,7 @@ from manyheads.data.batch import PairBatch, share
 from manyheads.data.language.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide, TokenStore
 from manyheads.errors import DataError, refuse_nan
-from manyheads.evaluation.perplexity import perplexity_of
-from manyheads.evaluation.reading import Reading
+from manyheads.evaluation.reading import Reading, perplexity_of
 from manyheads.models.ensemble import NO_MEMORY
 
 if TYPE_CHECKING:

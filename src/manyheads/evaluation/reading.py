@@ -1,7 +1,11 @@
-"""Settings of the evaluation of a text that change its score. Imports no sacreBLEU."""
+"""Settings of the evaluation of a text that change its score; perplexity, also of a loss so large that it overflows.
+
+Imports no sacreBLEU.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,3 +81,16 @@ class Reading:
         if self.same_length is not None:
             changes["same_length"] = self.same_length
         return type(own)(**{name: changes.get(name, getattr(own, name)) for name in own.__dataclass_fields__})
+
+
+def perplexity_of(nats_per_token: float) -> float:
+    """Return exp of a mean loss; infinite if it overflows."""
+    try:
+        return math.exp(nats_per_token)
+    except OverflowError:
+        return math.inf
+
+
+def show_perplexity(value: float, digits: int = 2) -> str:
+    """Return a perplexity as text: with decimal places below a million, then as a power of ten, then `inf`."""
+    return f"{value:.{digits}f}" if value < 1e6 else f"{value:.2e}"

@@ -14,7 +14,7 @@ from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.files.verify import json_text
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Scored
+    from manyheads.decoding.text_ids import Scored
     from manyheads.decoding.translator import Translator
 
 T = TypeVar("T")

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.constraints import Repetition
 from manyheads.decoding.generation import Ending
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.greedy_and_sampling import draw
-from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.greedy_and_sampling import Repetition, draw
 from manyheads.decoding.settings import GenerationSettings
+from manyheads.decoding.text_ids import SearchStopped
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.models.composites import LanguageModel
 from manyheads.models.decoder.config import DecoderConfig

@@ -12,12 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.decoding import search_problem
-from manyheads.decoding.constraints import check_ids
 from manyheads.decoding.greedy_and_sampling import draw
-from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.decoding.search import search_all
-from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import cut_batches
+from manyheads.decoding.settings import DecodingSettings, check_ids
+from manyheads.decoding.text_ids import SearchStopped, cut_batches
 from manyheads.errors import NonFiniteError, RequestError
 from manyheads.nn.kernels.topk import likeliest, top_k
 

@@ -14,7 +14,7 @@ from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
 from manyheads.decoding import greedy_and_sampling, search
-from manyheads.decoding.constraints import Repetition
+from manyheads.decoding.greedy_and_sampling import Repetition
 from manyheads.decoding.model_runner import pack
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.decoding.constraints import Constraints, Repetition
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.greedy_and_sampling import Repetition
 from manyheads.decoding.search import search_all
+from manyheads.decoding.search_problem import Constraints
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyheads.data.batch import PairBatch
 from manyheads.errors import DataError
 from manyheads.evaluation.likelihood import Likelihood, evaluate_likelihood
-from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.evaluation.reading import perplexity_of, show_perplexity
 from manyheads.models.protocols import Output
 
 

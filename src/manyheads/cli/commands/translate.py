@@ -30,7 +30,7 @@ from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.table import task_of_folder
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Translation
+    from manyheads.decoding.text_ids import Translation
     from manyheads.decoding.translator import Translator
     from manyheads.tasks.report import LineWork
 
@@ -425,7 +425,7 @@ class TranslationLines:
         self._check.see(number, source, text)
 
     def _text(self, source: str, one: Translation) -> str:
-        from manyheads.decoding.hypothesis import one_line
+        from manyheads.decoding.text_ids import one_line
 
         return one_line(one.text)
 

@@ -24,7 +24,7 @@ from rich.text import Text
 from manyheads.cli.command_line.parsing import program
 from manyheads.cli.process import printable
 from manyheads.cli.watching.phases import ColouredLines, Heartbeat, Phase, is_in_notebook, is_kernel, wants_colours
-from manyheads.evaluation.perplexity import show_perplexity
+from manyheads.evaluation.reading import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 
 if TYPE_CHECKING:

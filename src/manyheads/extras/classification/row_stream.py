@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from manyheads.data.collate import round_up
+from manyheads.data.batch import round_up
 from manyheads.data.sampler import EpochBatches
 from manyheads.errors import DataError
 

@@ -14,9 +14,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from manyheads.decoding.hypothesis import Hypothesis, check_finite, check_stop
 from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
-from manyheads.decoding.text_ids import cut, cut_batches, encode_texts, fit, map_batches, padded, source_limit, with_end
+from manyheads.decoding.text_ids import (
+    Hypothesis,
+    check_finite,
+    check_stop,
+    cut,
+    cut_batches,
+    encode_texts,
+    fit,
+    map_batches,
+    padded,
+    source_limit,
+    with_end,
+)
 from manyheads.text.sides import Side, TranslationTokenizer, can_force
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from manyheads.decoding.hypothesis import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import (
     MOST_STAND_INS,
     Shown,
@@ -19,7 +18,7 @@ from manyheads.decoding.kept_texts import (
     restored,
     show,
 )
-from manyheads.decoding.text_ids import source_limit
+from manyheads.decoding.text_ids import Hypothesis, Translation, is_degenerate, source_limit
 from manyheads.extras.constrained.forced import translate_forced
 from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import align, place, unchanged

@@ -48,7 +48,7 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
 def never_produced(writer: Side) -> tuple[int, ...]:
     """Return the target ids that our search never produces: padding, and the start token unless it is EOS (fairseq).
 
-    The search of `decoding.constraints` bans the same ids.
+    The search (`search_problem.Constraints`) bans the same ids.
     """
     return tuple(sorted({writer.pad_id, writer.bos_id} - {writer.eos_id}))
 

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 
-from manyheads.decoding.hypothesis import Hypothesis, check_stop
 from manyheads.decoding.search_problem import BeamRules, length_limits
 from manyheads.decoding.settings import DecodingSettings, unsupported
-from manyheads.decoding.text_ids import cut_batches
+from manyheads.decoding.text_ids import Hypothesis, check_stop, cut_batches
 from manyheads.errors import ConfigError, MissingExtraError, RequestError, SaveError
 from manyheads.extras.exports import ExportOptions
 from manyheads.extras.exports.compare import tokenizer_of

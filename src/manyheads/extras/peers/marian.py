@@ -31,8 +31,8 @@ from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.text_ids import Hypothesis
     from manyheads.models.composites import Seq2Seq
 
 SPECIAL_IDS = {

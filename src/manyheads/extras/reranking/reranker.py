@@ -23,9 +23,9 @@ from manyheads.decoding.translator import score_ids
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
-    from manyheads.decoding.hypothesis import Hypothesis, Stop
     from manyheads.decoding.model_runner import ModelRunner
     from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.text_ids import Hypothesis, Stop
     from manyheads.decoding.translation_model import TranslationModel
     from manyheads.models.protocols import Searchable
     from manyheads.text.sides import TranslationTokenizer

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from manyheads.decoding.constraints import pattern_grammar
 from manyheads.decoding.generation import READ_AT_ONCE, NewToken, PrefixCache, context_settings
-from manyheads.decoding.hypothesis import Hypothesis
 from manyheads.decoding.search import search_steps
-from manyheads.decoding.text_ids import padded
+from manyheads.decoding.settings import pattern_grammar
+from manyheads.decoding.text_ids import Hypothesis, padded
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.models.attentions import attentions_of
 from manyheads.models.protocols import Scorable

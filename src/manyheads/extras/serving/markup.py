@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
-from manyheads.decoding.hypothesis import Hypothesis, SearchStopped
+from manyheads.decoding.text_ids import Hypothesis, SearchStopped
 from manyheads.extras.constrained.forced import MOST_BEAMS, translate_forced
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.parts import Document, Text

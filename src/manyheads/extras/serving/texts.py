@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import Request
 
-from manyheads.decoding.hypothesis import Hypothesis, SearchStopped, is_degenerate
+from manyheads.decoding.text_ids import Hypothesis, SearchStopped, is_degenerate
 from manyheads.extras.constrained.forced import MOST_BEAMS, translate_forced
 from manyheads.extras.documents.sentence_ends import in_windows, split_sentences
 from manyheads.extras.documents.terms import Terms

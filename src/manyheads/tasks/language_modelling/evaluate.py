@@ -24,7 +24,7 @@ from manyheads.distributed.launch import start
 from manyheads.distributed.process import this_process
 from manyheads.errors import MissingExtraError, refuse_nan
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text
-from manyheads.evaluation.perplexity import show_perplexity
+from manyheads.evaluation.reading import show_perplexity
 from manyheads.files.safe_open import check_no_link
 from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.report import Report, TextReport, machine_lines, model_line, model_record

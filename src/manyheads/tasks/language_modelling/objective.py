@@ -19,7 +19,7 @@ from manyheads.data.language.segments import SegmentStream
 from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.data.store import count_ids
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.hypothesis import SearchStopped
+from manyheads.decoding.text_ids import SearchStopped
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
 from manyheads.seeding import derive_seed

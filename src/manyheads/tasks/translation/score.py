@@ -18,7 +18,7 @@ from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError
 from manyheads.evaluation.likelihood import Likelihood, counted, evaluate_likelihood
-from manyheads.evaluation.perplexity import show_perplexity
+from manyheads.evaluation.reading import show_perplexity
 from manyheads.tasks.report import LineWork, score_line
 
 if TYPE_CHECKING:

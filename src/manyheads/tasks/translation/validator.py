@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from manyheads.data.translation.batches import eval_batches
-from manyheads.decoding.hypothesis import SearchStopped
-from manyheads.decoding.text_ids import source_limit
+from manyheads.decoding.text_ids import SearchStopped, source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from manyheads.errors import DataError
-from manyheads.evaluation.perplexity import show_perplexity
+from manyheads.evaluation.reading import show_perplexity
 from manyheads.files.commit import saving
 from manyheads.files.safe_open import open_regular, open_to_append
 

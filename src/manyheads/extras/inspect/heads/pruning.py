@@ -26,8 +26,7 @@ from manyheads.decoding.settings import DecodingSettings, GenerationSettings, re
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.bleu import choose_tokenizer, corpus_bleu
-from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
-from manyheads.evaluation.reading import BleuTokenizer
+from manyheads.evaluation.reading import BleuTokenizer, perplexity_of, show_perplexity
 from manyheads.extras.inspect.heads.judging import (
     HeldPairs,
     HeldSegments,

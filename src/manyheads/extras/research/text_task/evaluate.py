@@ -17,7 +17,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import bits_per, token_losses
-from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
+from manyheads.evaluation.reading import perplexity_of, show_perplexity
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.dynamic import Dynamic
 from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
