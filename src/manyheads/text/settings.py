@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from manyheads.config.checks import MOST_UNITS, at_least, between, check
 from manyheads.errors import ConfigError
@@ -60,6 +60,7 @@ class GrowthSettings:
     new_pieces: int
 
 
+@runtime_checkable
 class Extension(Protocol):
     """A tokenizer, or the vocabulary of a language model, that is to learn more pieces.
 

@@ -195,6 +195,11 @@ class Tokenizer(TokenizerFile, Capabilities):
         return tuple(self._pieces)
 
     @property
+    def can_grow(self) -> bool:
+        """Whether pieces can be added: not where their scores were learned together, nor in a class that adds to it."""
+        return type(self) is Tokenizer and self.kind != "unigram"
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """The words that `encode_targets` maps to one id each, in the order of their ids; usually empty."""
         return tuple(self._symbols)

@@ -60,7 +60,7 @@ class SidesSource(Source):
         self.settings: TokenizerSettings | GrowthSettings | None = None
         if isinstance(tokenizer, TokenizerSettings):
             self.settings = tokenizer
-        elif not isinstance(tokenizer, Tokenizer):
+        elif isinstance(tokenizer, Extension):
             self.settings = tokenizer.settings
         self.splits, self._given = splits, tokenizer
         self.counts: dict[str, dict[str, int]] = {}
@@ -73,12 +73,12 @@ class SidesSource(Source):
         given, made = self._given, list[Tokenizer]()
 
         def make() -> bytes:
-            if isinstance(given, Tokenizer):
-                made[:] = [given]
-            elif isinstance(given, TokenizerSettings):
+            if isinstance(given, TokenizerSettings):
                 made[:] = [self.learned(given)]
-            else:
+            elif isinstance(given, Extension):
                 made[:] = [given.learn(self.texts(), self.progress)]
+            else:
+                made[:] = [given]
             return made[0].to_json().encode()
 
         if self.settings is None or self.counts["train"][self.unit] < PART_ROWS:

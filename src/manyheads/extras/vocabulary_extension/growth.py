@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import tokenizers
 from tokenizers import models, trainers
@@ -49,7 +49,7 @@ class Growth:
         if isinstance(known, Vocabulary) and not isinstance(known, PieceVocabulary):
             raise ConfigError(f"--new-pieces: a vocabulary of {known.kind} cannot grow, only one of subwords (bpe).")
         inner = known.tokenizer if isinstance(known, PieceVocabulary) else known
-        if type(inner) is not Tokenizer or inner.kind == "unigram":
+        if not getattr(inner, "can_grow", False):
             kind = getattr(inner, "kind", type(inner).__name__)
             raise ConfigError(
                 f"--new-pieces: a tokenizer of kind {kind} cannot grow, because its scores were learned together; only"
@@ -81,8 +81,7 @@ class Growth:
         known = self.tokenizer
         if isinstance(known, PieceVocabulary):
             return PieceVocabulary(grow(known.tokenizer, texts, self.new_pieces, on_progress), known.documents)
-        assert isinstance(known, Tokenizer)  # since __post_init__
-        return grow(known, texts, self.new_pieces, on_progress)
+        return grow(cast(Tokenizer, known), texts, self.new_pieces, on_progress)  # since __post_init__
 
 
 def grow(
@@ -188,7 +187,7 @@ def old_ids_of(tokenizer: Any, old_size: int) -> list[list[int]]:
     new = range(old_size, tokenizer.vocab_size)
     if not new:
         return []
-    if type(inner) is not Tokenizer or inner.kind != "bpe":
+    if not getattr(inner, "can_grow", False) or inner.kind != "bpe":
         return [[] for _ in new]
     _, _, pieces, merges, *_ = take_apart(json.loads(inner.to_json()), "The tokenizer")
     ids = {piece: index for index, piece in enumerate(pieces)}
