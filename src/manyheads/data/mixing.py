@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,16 +12,11 @@ from numpy.typing import NDArray
 
 from manyheads.data.batch import SegmentBatch
 from manyheads.data.sampler import Permutation
-from manyheads.data.store import PairStore, TokenSide
+from manyheads.data.store import PairStore, TokenSide, mixed_digest
 from manyheads.errors import DataError
 
 if TYPE_CHECKING:
     from manyheads.data.language.segments import SegmentStream
-
-
-def mixed_digest(digests: Sequence[str]) -> str:
-    """Return the digest of the data sets of a mix, in their order; of one data set, its own."""
-    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
 def join_pairs(stores: Sequence[PairStore]) -> PairStore:

@@ -125,6 +125,11 @@ def _head(numbers: NDArray[Any], count: int) -> NDArray[Any]:
     return cast(NDArray[Any], first(count)) if first is not None and count else numbers[:count]
 
 
+def mixed_digest(digests: Sequence[str]) -> str:
+    """Return the digest of the data sets of a mix, in their order; of one data set, its own."""
+    return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class PairStore:
     """Aligned sentences as ids. `store[i]` is (source ids, target ids), neither with special ids.

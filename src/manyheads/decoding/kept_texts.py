@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.decoding.text_ids import Hypothesis, Translation, is_degenerate
+from manyheads.decoding.text_ids import Candidate, Hypothesis, Translation, is_degenerate
 from manyheads.text.sides import TAG, Side, TranslationTokenizer, can_force
 from manyheads.text.words import AFTER, BEFORE, LETTER, has_words, hide, is_loose, kept_index, stands, unhide
 
@@ -158,14 +158,6 @@ _SENTENCE_ENDS = frozenset(".!?…。！？")
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A translation of a text. text: with the kept words. hypothesis: of the search, with stand-ins in its ids."""
-
-    text: str
-    hypothesis: Hypothesis
-
-
-@dataclass(frozen=True, slots=True)
 class _Piece:
     """A part of a text. text: with private characters. words: the kept words of the whole text.
 
@@ -183,8 +175,9 @@ class KeptTexts:
     Args:
         tokenizer: of a translator.
         texts: to be translated.
-        settings: of the search. Where `keep_words` is false, and for parsers and tokenizers of words, a text is a row.
+        settings: of the search.
         stand_ins: returns what `find_stand_ins` found.
+        is_on: whether words are kept; otherwise a text is a row.
         has_tags: texts begin with the tag of their target language.
 
     Attributes: rows: what is to be searched. owners: the number of the text of each row.
@@ -197,14 +190,12 @@ class KeptTexts:
         settings: DecodingSettings,
         stand_ins: Callable[[], Sequence[str]],
         *,
+        is_on: bool,
         has_tags: bool = False,
     ) -> None:
         self._tokenizer, self._decode, self._stand_ins = tokenizer, tokenizer.target.decode, stand_ins
         self._is_whole = bool(settings.forced_prefix_ids)  # with which the one output of a text begins
         self._has_tags = has_tags
-        is_on = (
-            settings.keep_words and not settings.is_constrained and tokenizer.kind != "word" and tokenizer.splits_lines
-        )
         self.rows: list[str] = []
         self.owners: list[int] = []
         self._pieces = [self._of_text(text, number, is_on) for number, text in enumerate(texts)]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
 from manyheads.decoding.search_problem import (
     RULES,
     Grammar,
@@ -388,7 +387,12 @@ def search_steps(
         stop=stop,
         report_early=report_early,
     )
-    steps = beam_search_steps(problem) if settings.num_beams > 1 else greedy_and_sampling_steps(problem)
+    if settings.num_beams > 1:
+        steps = beam_search_steps(problem)
+    else:
+        from manyheads.decoding.greedy_and_sampling import greedy_and_sampling_steps
+
+        steps = greedy_and_sampling_steps(problem)
     return steps if candidates is None else _with_real_ids(steps, candidates)
 
 

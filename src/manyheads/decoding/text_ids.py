@@ -292,6 +292,14 @@ def check_finite(is_nan: bool, length: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A translation of a text. text: with the kept words. hypothesis: of the search, with stand-ins in its ids."""
+
+    text: str
+    hypothesis: Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
 class Translation:
     """One translation of one text.
 

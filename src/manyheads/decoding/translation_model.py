@@ -13,8 +13,6 @@ import torch
 
 from manyheads.catalogue import HOOKS
 from manyheads.catalogue import load as load_entry
-from manyheads.decoding.engines import EngineName, SearchEngine, engine_named, open_engine
-from manyheads.decoding.kept_texts import KeptTexts, find_stand_ins
 from manyheads.decoding.model_runner import (
     ModelRunner,
     Precision,
@@ -36,14 +34,13 @@ from manyheads.decoding.settings import (
 from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
-from manyheads.models.ensemble import Ensemble, averaged_models
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
 from manyheads.models.protocols import Searchable
-from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target, tag_of
-from manyheads.text.word_sides import sides_of_ids
 
 if TYPE_CHECKING:
+    from manyheads.decoding.engines import EngineName, SearchEngine
+    from manyheads.decoding.kept_texts import KeptTexts
     from manyheads.decoding.text_ids import Hypothesis, Stop
 
 
@@ -303,6 +300,10 @@ class TranslationModel(RunsModel[Searchable]):
         paths = [path] if isinstance(path, str | Path) else list(path)
         if not paths:
             raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
+        from manyheads.decoding.engines import engine_named, open_engine
+        from manyheads.models.ensemble import Ensemble
+        from manyheads.text.of_folder import load_tokenizer
+
         engine = engine_named(engine, precision)
         if len(paths) > 1 and engine != "torch":
             otherwise = "precision fp32 or bf16" if precision == "int8" else "engine torch"
@@ -346,6 +347,8 @@ class TranslationModel(RunsModel[Searchable]):
         Raises: RequestError: the model is not one of this package, or dtype is no floating type. SaveError: it could
             not be written, or its weights were rounded by `precision` bf16.
         """
+        from manyheads.models.ensemble import averaged_models
+
         [model, *others] = averaged_models(self.model)
         if others:
             raise RequestError("an ensemble cannot be saved as one model folder; save each of its models.")
@@ -409,6 +412,8 @@ class TranslationModel(RunsModel[Searchable]):
                 "ids are translated by the model's own search; leave out --shortlist, --rerank and another --engine,"
                 " and give one model."
             )
+        from manyheads.text.word_sides import sides_of_ids
+
         made = copy(self)
         made.tokenizer = sides_of_ids(config.source_vocab_size, config.target_vocab_size, self.tokenizer.target)
         made.search = replace(search, tokenizer=made.tokenizer)
@@ -438,6 +443,8 @@ class TranslationModel(RunsModel[Searchable]):
 
     def stand_ins(self) -> Sequence[str]:
         """Return what `find_stand_ins` finds, once for a target language."""
+        from manyheads.decoding.kept_texts import find_stand_ins
+
         if self.target_lang not in self._stand_ins:
             tag = tag_of(self.tokenizer.target_languages[0]) + " " if self.has_to_choose else ""
             settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=self.settings.rules)
@@ -447,9 +454,18 @@ class TranslationModel(RunsModel[Searchable]):
             )
         return self._stand_ins[self.target_lang]
 
+    def keeps_words(self, settings: DecodingSettings) -> bool:
+        """Whether a search keeps words as they are; those of parsers and of tokenizers of words do not."""
+        tokenizer = self.tokenizer
+        is_on = settings.keep_words and not settings.is_constrained
+        return is_on and tokenizer.kind != "word" and tokenizer.splits_lines
+
     def kept(self, texts: Sequence[str], settings: DecodingSettings) -> KeptTexts:
         """Return the rows of texts for a search in which some words are kept."""
-        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, has_tags=self.has_to_choose)
+        from manyheads.decoding.kept_texts import KeptTexts
+
+        is_on, has_tags = self.keeps_words(settings), self.has_to_choose
+        return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, is_on=is_on, has_tags=has_tags)
 
     def by_torch(self) -> Self:
         """Return a translator that searches with this package's own search. It shares the model."""
@@ -486,6 +502,8 @@ def _load_model(folder: Path, tokenizer: TranslationTokenizer, device: torch.dev
 
 def _check_alike(first: Path, tokenizer: TranslationTokenizer, other: Path) -> None:
     """Raises: ConfigError: a model has another tokenizer or other languages than the first one of an ensemble."""
+    from manyheads.text.of_folder import load_tokenizer
+
     check_same_vocabulary(first, tokenizer.digest, other, load_tokenizer(other).digest)
     mine, its = read_languages(first), read_languages(other)
     if mine and its and set(mine) != set(its):

@@ -11,6 +11,7 @@ import torch
 
 from manyheads.catalogue import HOOKS, load, shown_as
 from manyheads.decoding.text_ids import (
+    Candidate,
     OnProgress,
     Scored,
     Stop,
@@ -34,7 +35,6 @@ from manyheads.nn.kernels.policy import lines_together
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from manyheads.decoding.kept_texts import Candidate
     from manyheads.decoding.model_runner import ModelRunner
     from manyheads.decoding.settings import DecodingOverrides, DecodingSettings
     from manyheads.text.sides import TranslationTokenizer
@@ -289,6 +289,10 @@ class Translator(TranslationModel):
         numbers: Sequence[int] | None = None,
     ) -> list[list[Candidate]]:
         """Return the translations of each text. Args: see `TextSearch.hypotheses`."""
+        if not self.keeps_words(settings):
+            found = self.search.hypotheses(texts, settings, stop, first, on_progress, numbers)
+            decode = self.tokenizer.target.decode
+            return [[Candidate(decode(one.ids), one) for one in each] for each in found]
         kept = self.kept(texts, settings)
         found = self.search.hypotheses(
             kept.rows,

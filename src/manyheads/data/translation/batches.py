@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 
 from manyheads.data.batch import PackedBatch, PackedShape, PairBatch, collate, round_up
-from manyheads.data.mixing import Draws
 from manyheads.data.sampler import EpochBatches, PackedBatches, cut_rows
 from manyheads.errors import DataError
 
 if TYPE_CHECKING:
+    from manyheads.data.mixing import Draws
     from manyheads.data.settings import DataSettings
     from manyheads.data.store import IntArray, PairStore
 
@@ -178,6 +178,8 @@ class TrainingStream:
 
     def _make_draws(self) -> Draws:
         """Raises: DataError: all pairs of a data set are too long."""
+        from manyheads.data.mixing import Draws
+
         bounds = np.cumsum([0, *(size for _, size, _ in self._mix)])
         parts = tuple(self._kept[(self._kept >= first) & (self._kept < last)] for first, last in pairwise(bounds))
         for (name, size, _), part in zip(self._mix, parts, strict=True):

@@ -32,7 +32,6 @@ from manyheads.data.store import PairStore
 from manyheads.data.translation.preparing import SIDES, PairList, prepare_corpus
 from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
-from manyheads.text.of_folder import tokenizer_of_task
 from manyheads.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -134,6 +133,8 @@ class PreparedData(PreparedFolder):
             raise DataError(f"{path} holds {_NO_PAIRS[name]}; pairs are needed here: `{command}`.")
         tokenizer = Tokenizer.load(path / "tokenizer.json")
         if name != "translation":
+            from manyheads.text.of_folder import tokenizer_of_task
+
             tokenizer = tokenizer_of_task(tokenizer, manifest["task"], str(path / "manifest.json"))
         stores = open_stores(PairStore, path, manifest, verify, tokenizer.vocab_size)
         texts = read_texts(path, SIDES, manifest, stores, verify)

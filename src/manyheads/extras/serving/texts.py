@@ -17,8 +17,9 @@ from manyheads.extras.documents.terms import Terms
 from manyheads.extras.serving.jobs import CallBatch, Row
 
 if TYPE_CHECKING:
-    from manyheads.decoding.kept_texts import Candidate, KeptTexts
+    from manyheads.decoding.kept_texts import KeptTexts
     from manyheads.decoding.settings import DecodingSettings
+    from manyheads.decoding.text_ids import Candidate
     from manyheads.extras.serving.served import ServedTranslator
     from manyheads.extras.serving.service import Service
 

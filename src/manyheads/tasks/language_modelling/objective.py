@@ -16,8 +16,7 @@ from torch import Tensor
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
-from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
-from manyheads.data.store import count_ids
+from manyheads.data.store import count_ids, mixed_digest
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import SearchStopped
 from manyheads.errors import ConfigError, RequestError
@@ -31,6 +30,7 @@ from manyheads.training.run.objective import PlainObjective, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
+    from manyheads.data.mixing import MixedSegments
     from manyheads.data.settings import SegmentSettings
     from manyheads.distributed.group import Group
     from manyheads.models.composites import LanguageModel
@@ -84,6 +84,8 @@ class LanguageObjective(PlainObjective):
 
     def _mixed_stream(self) -> MixedSegments:
         """Raises: ConfigError: segments have context from before."""
+        from manyheads.data.mixing import MixedSegments, lanes_of
+
         settings, names = self.config.data, list(self.sets)
         if ext_len := getattr(self.config.model, "ext_len", 0):
             raise ConfigError(f"model.ext_len is {ext_len}, which a mix of texts cannot have; set it to 0.")

@@ -12,7 +12,7 @@ import torch
 
 from manyheads.catalogue import HOOKS, TASKS, load
 from manyheads.data.corpora import NUM_TRAIN
-from manyheads.data.mixing import join_pairs, mixed_digest
+from manyheads.data.store import mixed_digest
 from manyheads.data.translation.batches import Segmenting, TrainingStream
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.errors import ConfigError, MissingExtraError
@@ -62,6 +62,8 @@ class TranslationObjective(PlainObjective):
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
         dropout = _dropout(config, self.data)
         if self.shares:
+            from manyheads.data.mixing import join_pairs
+
             stores = {name: one.train for name, one in self.sets.items()}
             mix = [(name, len(store), self.shares[name]) for name, store in stores.items()]
             joined = join_pairs(list(stores.values()))

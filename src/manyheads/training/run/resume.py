@@ -22,9 +22,7 @@ from manyheads.errors import CheckpointError, ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import data_notice, load_portable_state, load_weights, portable_state, read_config
-from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.text.vocabulary import Vocabulary
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
@@ -83,6 +81,9 @@ def _check_ids(name: str, folder: Path, tokenizer: Any) -> int:
             f"{name} has no tokenizer.json, so its ids cannot be compared with those of the data; only a model with one"
             " can be trained further."
         )
+    from manyheads.text.of_folder import load_vocabulary
+    from manyheads.text.vocabulary import Vocabulary
+
     try:
         known = load_vocabulary(file) if isinstance(tokenizer, Vocabulary) else Tokenizer.load(file)
     except DataError as error:

@@ -35,8 +35,7 @@ from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split
 
 if TYPE_CHECKING:
-    from manyheads.decoding.kept_texts import Candidate
-    from manyheads.decoding.text_ids import Hypothesis
+    from manyheads.decoding.text_ids import Candidate, Hypothesis
     from manyheads.extras.serving.served import ServedTranslator
     from manyheads.extras.serving.service import Service
 
