@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from manyheads.data.lines import stored_lines
 from manyheads.data.preparing import (
+    CLEANING,
     FORMAT,
     FORMAT_VERSION,
     LANGUAGE_TASK,
@@ -20,13 +21,14 @@ from manyheads.data.preparing import (
     canonical,
     read_manifest,
     refuse_strangers,
+    text_path,
     verify_file,
 )
-from manyheads.data.translation.preparing import CLEANING, text_path
 from manyheads.errors import DataError, SaveError
 from manyheads.files.verify import MANIFEST
 
 EMBEDDED = "embedded:"
+TATOEBA = "embedded:tatoeba-en-de"
 NOTED = (
     "unknown",
     "empty_dropped",

@@ -276,9 +276,15 @@ FORMAT = "manyheads.prepared"
 FORMAT_VERSION = 2
 SPLITS = ("train", "valid", "test")
 LANGUAGE_TASK = "language-modelling"  # the task of a folder made by `preparing_text` or `preparing_ids`
+CLEANING = "cleaning.json"
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f]")  # control characters except tab and line feed; rarely intended in text
 
 T = TypeVar("T")
+
+
+def text_path(folder: Path, split: str, side: str) -> Path:
+    """Return the file with the raw text of a split, one sentence per line."""
+    return folder / f"{split}.{side}.txt"
 
 
 class Source(ABC):

@@ -31,12 +31,12 @@ from manyheads.decoding.settings import (
 from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import LanguageModel
-from manyheads.models.ensemble import LanguageEnsemble, averaged_models
 from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.of_folder import load_vocabulary
 
 if TYPE_CHECKING:
     from manyheads.decoding.text_ids import Stop
+    from manyheads.models.ensemble import LanguageEnsemble
     from manyheads.text.vocabulary import Vocabulary
 
 
@@ -60,7 +60,11 @@ def load_language_models(
         _check_alike(folders[0], vocabulary, other, load_vocabulary(other))
     models = [_load_model(folder, vocabulary, device) for folder in folders]
     settings = read_settings(folders[0], GenerationSettings)
-    return (models[0] if len(models) == 1 else LanguageEnsemble(models)), vocabulary, settings
+    if len(models) == 1:
+        return models[0], vocabulary, settings
+    from manyheads.models.ensemble import LanguageEnsemble
+
+    return LanguageEnsemble(models), vocabulary, settings
 
 
 def _load_model(folder: Path, vocabulary: Vocabulary, device: torch.device) -> LanguageModel:
@@ -99,7 +103,7 @@ def _difference(one: Vocabulary, other: Vocabulary) -> tuple[str, str]:
     return f"other settings ({one.digest[:12]})", f"the settings {other.digest[:12]}"
 
 
-class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
+class Generator(RunsModel["LanguageModel | LanguageEnsemble"]):
     """A language model, or an ensemble of several, that continues text.
 
         generator = Generator.from_pretrained("runs/xl-demo")
@@ -143,6 +147,8 @@ class Generator(RunsModel[LanguageModel | LanguageEnsemble]):
     @property
     def single_model(self) -> LanguageModel:
         """The model. Raises: RequestError: it is an ensemble."""
+        from manyheads.models.ensemble import averaged_models
+
         model, *others = averaged_models(self.model)
         if others:
             raise RequestError(f"this needs one model, but {1 + len(others)} are averaged; load one of them.")

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import SearchProblem, SearchSteps, penalised, range_of
 from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.decoding.text_ids import Hypothesis, check_finite, check_stop
 from manyheads.nn.kernels import policy
@@ -24,6 +23,7 @@ from manyheads.nn.kernels.topk import top_k as largest_first
 from manyheads.seeding import derive_seed
 
 if TYPE_CHECKING:
+    from manyheads.decoding.search_problem import SearchProblem, SearchSteps
     from manyheads.models.protocols import Searchable
 
 _FIRST_WIDTH = 128
@@ -213,7 +213,7 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
     history: Tensor | None = None
-    shortest, longest = range_of(problem.limits)
+    shortest, longest = problem.range_of(problem.limits)
     if paths > 1:
         state = state.reorder(rows.sentence[:, None].expand(-1, paths))
         tokens = tokens.repeat_interleave(paths, 0)
@@ -255,7 +255,7 @@ def greedy_and_sampling_steps(problem: SearchProblem) -> SearchSteps:
                 return
             on_rows = _rows_of(on, paths).view(-1, paths)
             rows = rows.select(on, on_rows.flatten())
-            shortest, longest = range_of(rows.limits)
+            shortest, longest = problem.range_of(rows.limits)
             state, tokens = state.reorder(on_rows), tokens[on_rows.flatten()]
             history = None if history is None else history[on_rows.flatten()]
 
@@ -362,6 +362,8 @@ class Repetition:
         A row that would have no token left may repeat one: it must go on with some token of the vocabulary.
         """
         if self._seen is not None:
+            from manyheads.decoding.search_problem import penalised
+
             scores = torch.where(self._seen, penalised(scores, self._penalty), scores)
         if self._size:
             banned = [

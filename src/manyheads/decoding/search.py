@@ -20,7 +20,6 @@ from manyheads.decoding.search_problem import (
     SearchProblem,
     SearchSteps,
     length_limits,
-    range_of,
     run_to_end,
 )
 from manyheads.decoding.text_ids import (
@@ -160,7 +159,7 @@ def beam_search_steps(problem: SearchProblem) -> SearchSteps:
     state = problem.model.start(problem.source, problem.source_lengths)
     tokens, length = problem.prompt(), len(problem.prefix)
     history = tokens[:, 1:] if constraints.needs_history or problem.grammar is not None else None
-    shortest, longest = range_of(problem.limits)
+    shortest, longest = problem.range_of(problem.limits)
     unread: list[_Step] = []
     while True:
         check_stop(problem.stop)
@@ -201,7 +200,7 @@ def beam_search_steps(problem: SearchProblem) -> SearchSteps:
             if not on.numel():
                 return
             beams, rows, tokens = beams.select(on), rows[on], tokens[on]
-            shortest, longest = range_of(beams.limits)
+            shortest, longest = problem.range_of(beams.limits)
         tokens = tokens.view(-1, 1)
         if history is not None:
             history = torch.cat([history[rows.flatten()], tokens], 1)

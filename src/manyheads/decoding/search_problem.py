@@ -339,6 +339,12 @@ class SearchProblem:
         for values in (log_probs,) if adjusted is log_probs else (log_probs, adjusted):
             self.rules.last_step(values.view(at_limit.numel(), -1, values.size(-1)), at_limit, self.eos_id)
 
+    @staticmethod
+    def range_of(limits: Tensor) -> tuple[int, int]:
+        """Return the smallest and the largest."""
+        least, most = torch.stack(limits.aminmax()).tolist()
+        return least, most
+
     def reads_now(self, length: int, longest: int) -> bool:
         """Return whether to read after this step which sentences are finished. longest: the largest limit in the batch.
 
@@ -360,12 +366,6 @@ class SearchProblem:
     def marks(self, sentence: Tensor, chosen: Collection[int]) -> Tensor:
         """Return which of these sentences are among the chosen ones. sentence: (sentences,); returns bool."""
         return torch.isin(sentence, torch.tensor(sorted(chosen), device=sentence.device, dtype=sentence.dtype))
-
-
-def range_of(limits: Tensor) -> tuple[int, int]:
-    """Return the smallest and the largest."""
-    least, most = torch.stack(limits.aminmax()).tolist()
-    return least, most
 
 
 def run_to_end(steps: SearchSteps) -> list[list[Hypothesis]]:

@@ -19,7 +19,6 @@ from manyheads.data.language.segments import SegmentBatch, eval_segments
 from manyheads.data.store import TokenSide, TokenStore
 from manyheads.errors import DataError, refuse_nan
 from manyheads.evaluation.reading import Reading, perplexity_of
-from manyheads.models.ensemble import NO_MEMORY
 
 if TYPE_CHECKING:
     from manyheads.models.protocols import Output
@@ -122,6 +121,8 @@ class EnsembleReading(Reading):
 
         Raises: ConfigError: memory is set for a model without memory.
         """
+        from manyheads.models.ensemble import NO_MEMORY
+
         each = [super().attending(config.each[0])]
         for reading, one in zip(self.others, config.each[1:], strict=True):
             each.append(replace(reading, ext_len=self.ext_len, documents=self.documents).attending(one))

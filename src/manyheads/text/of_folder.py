@@ -28,13 +28,11 @@ from manyheads.text.pipeline import (
     read_tokenizer_file,
 )
 from manyheads.text.settings import ITEM_BYTES, TokenizerSettings, VocabularySettings
-from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import FORMAT_VERSION, ByteVocabulary, Documents, IdVocabulary, Vocabulary
-from manyheads.text.word_sides import FORMAT, WordSides
-from manyheads.text.word_vocabulary import SymbolVocabulary, WordVocabulary
 
 if TYPE_CHECKING:
     from manyheads.text.sides import TranslationTokenizer
+    from manyheads.text.tokenizer import Tokenizer
 
 _FIRST_BYTE = len(SPECIAL_PIECES)
 
@@ -128,7 +126,11 @@ def learn_vocabulary(
     if settings.level == "bytes":
         return ByteVocabulary(settings.documents)
     if settings.level == "words":
+        from manyheads.text.word_vocabulary import WordVocabulary
+
         return WordVocabulary.learn(lines, settings, num_files=num_files)
+    from manyheads.text.tokenizer import Tokenizer
+
     own = TokenizerSettings(kind="bpe", vocab_size=settings.vocab_size or DEFAULT_PIECES, lowercase=settings.lowercase)
     return PieceVocabulary(Tokenizer.train(sample_of(lines), own, on_progress=on_progress), settings.documents)
 
@@ -197,6 +199,8 @@ def _build(content: dict[str, Any], documents: Documents) -> Vocabulary:
     if level == "bytes":
         return ByteVocabulary(documents)
     if level == "words":
+        from manyheads.text.word_vocabulary import WordVocabulary
+
         words, lowercase = content.get("words"), content.get("lowercase")
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise DataError("the words are missing, or are not text.")
@@ -206,8 +210,12 @@ def _build(content: dict[str, Any], documents: Documents) -> Vocabulary:
     if level == "symbols":
         if documents != "none":
             raise DataError(f"documents is {documents!r}; with level symbols it must be 'none'.")
+        from manyheads.text.word_vocabulary import SymbolVocabulary
+
         return SymbolVocabulary.from_content(content)
     if level == "bpe":
+        from manyheads.text.tokenizer import Tokenizer
+
         inner = Tokenizer.from_json(json.dumps(content.get("tokenizer"), ensure_ascii=False), where="its tokenizer")
         if inner.kind == "word" or inner.symbols:
             raise DataError(f"its pieces are those of a {inner.kind} tokenizer, or of a parser.")
@@ -239,6 +247,9 @@ def load_tokenizer(folder: Path) -> TranslationTokenizer:
     Raises: DataError: it is missing or damaged. ModelFileError: task.json cannot be read. MissingExtraError: it needs a
         package that is not installed.
     """
+    from manyheads.text.tokenizer import Tokenizer
+    from manyheads.text.word_sides import FORMAT, WordSides
+
     if (folder / "tokenizer.json").is_file():
         content = parse_json(read_tokenizer_file(folder / "tokenizer.json"), str(folder / "tokenizer.json"))
         if isinstance(content, dict) and content.get("format") == FORMAT:

@@ -11,6 +11,7 @@ from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.data.prepared_folder import (
     EMBEDDED,
+    TATOEBA,
     PreparedFolder,
     cached_folder,
     open_manifest,
@@ -20,7 +21,6 @@ from manyheads.data.prepared_folder import (
 )
 from manyheads.data.preparing import LANGUAGE_TASK
 from manyheads.data.store import TokenStore
-from manyheads.data.translation.prepared import TATOEBA
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.of_folder import load_vocabulary
 

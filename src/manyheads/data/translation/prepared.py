@@ -17,6 +17,7 @@ import numpy as np
 from manyheads.data.corpora import DIGESTS, load_tatoeba
 from manyheads.data.prepared_folder import (
     EMBEDDED,
+    TATOEBA,
     PreparedFolder,
     cached_folder,
     open_manifest,
@@ -86,7 +87,6 @@ def copy_pairs(
 
 
 COPY_TASK = "copy-task"
-TATOEBA = "embedded:tatoeba-en-de"
 _LANGUAGES: dict[str, list[LanguagePair]] = {TATOEBA: [("en", "de")]}
 _NO_PAIRS = {
     LANGUAGE_TASK: "a text for language models",

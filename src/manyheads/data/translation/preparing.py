@@ -18,7 +18,17 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from manyheads.data.lines import Progress, ReadReport, blocks_of, stored_lines
-from manyheads.data.preparing import CONTROL, InOrder, Source, given_splits, in_this_process, kept_part, prepare
+from manyheads.data.preparing import (
+    CLEANING,
+    CONTROL,
+    InOrder,
+    Source,
+    given_splits,
+    in_this_process,
+    kept_part,
+    prepare,
+    text_path,
+)
 from manyheads.data.store import IntArray, Rows, write_blocks_of_pairs
 from manyheads.errors import ConfigError, DataError
 from manyheads.files.verify import file_sha256
@@ -31,11 +41,6 @@ from manyheads.text.words import is_blank
 ENCODE_ROWS = 4096  # rows per call of the tokenizer
 REPORT_ROWS = 10_000  # rows per call of `progress`
 PART_ROWS = 2**16  # rows of a part that is kept until the folder is complete
-
-
-def text_path(folder: Path, split: str, side: str) -> Path:
-    """Return the file with the raw text of a split, one sentence per line."""
-    return folder / f"{split}.{side}.txt"
 
 
 class SidesSource(Source):
@@ -187,7 +192,6 @@ def _item(tokenizer: Tokenizer) -> str:
     return "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
 
 
-CLEANING = "cleaning.json"
 SIDES = ("source", "target")
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.config.options import given_options, refuse_given
-from manyheads.data.preparing import MAX_MANIFEST_BYTES, SPLITS
+from manyheads.data.preparing import CLEANING, MAX_MANIFEST_BYTES, SPLITS
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.data.translation.preparing import CLEANING, Pairs, RememberedPairs, Rest, TaggedPairs, prepare_corpus
+from manyheads.data.translation.preparing import Pairs, RememberedPairs, Rest, TaggedPairs, prepare_corpus
 from manyheads.data.translation.readers import PairFiles
 from manyheads.errors import ConfigError
 from manyheads.files.safe_open import read_limited
