@@ -437,7 +437,7 @@ class TranslationModel(RunsModel[Searchable]):
         return made
 
     @property
-    def has_to_choose(self) -> bool:
+    def _has_to_choose(self) -> bool:
         """Whether each text names its target language, as none of several is chosen."""
         return bool(self.tokenizer.target_languages) and self.target_lang is None
 
@@ -446,7 +446,7 @@ class TranslationModel(RunsModel[Searchable]):
         from manyheads.decoding.kept_texts import find_stand_ins
 
         if self.target_lang not in self._stand_ins:
-            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self.has_to_choose else ""
+            tag = tag_of(self.tokenizer.target_languages[0]) + " " if self._has_to_choose else ""
             settings = DecodingSettings(num_beams=1, max_new_tokens=8, rules=self.settings.rules)
             search = self.by_torch().search
             self._stand_ins[self.target_lang] = find_stand_ins(
@@ -454,7 +454,7 @@ class TranslationModel(RunsModel[Searchable]):
             )
         return self._stand_ins[self.target_lang]
 
-    def keeps_words(self, settings: DecodingSettings) -> bool:
+    def _keeps_words(self, settings: DecodingSettings) -> bool:
         """Whether a search keeps words as they are; those of parsers and of tokenizers of words do not."""
         tokenizer = self.tokenizer
         is_on = settings.keep_words and not settings.is_constrained
@@ -464,7 +464,7 @@ class TranslationModel(RunsModel[Searchable]):
         """Return the rows of texts for a search in which some words are kept."""
         from manyheads.decoding.kept_texts import KeptTexts
 
-        is_on, has_tags = self.keeps_words(settings), self.has_to_choose
+        is_on, has_tags = self._keeps_words(settings), self._has_to_choose
         return KeptTexts(self.tokenizer, texts, settings, self.stand_ins, is_on=is_on, has_tags=has_tags)
 
     def by_torch(self) -> Self:

@@ -289,7 +289,7 @@ class Translator(TranslationModel):
         numbers: Sequence[int] | None = None,
     ) -> list[list[Candidate]]:
         """Return the translations of each text. Args: see `TextSearch.hypotheses`."""
-        if not self.keeps_words(settings):
+        if not self._keeps_words(settings):
             found = self.search.hypotheses(texts, settings, stop, first, on_progress, numbers)
             decode = self.tokenizer.target.decode
             return [[Candidate(decode(one.ids), one) for one in each] for each in found]

@@ -40,13 +40,13 @@ def reranker_of(model: TranslationModel, reverse: TranslationModel, weight: floa
     for kind in (model.tokenizer.model_kind, reverse.tokenizer.model_kind):
         if kind != "translator":
             raise ConfigError(f"reranking needs two translators, but one of the models is a {kind}.")
-    if model.has_to_choose:
+    if model.tokenizer.target_languages and model.target_lang is None:
         raise ConfigError(
             "this model translates into several languages; choose one before reranking, by --target-lang (in"
             " Python: translator.into(language))."
         )
     check_reverse(model.languages, reverse.languages)
-    if reverse.has_to_choose:
+    if reverse.tokenizer.target_languages and reverse.target_lang is None:
         sources = {source for source, _ in model.languages}
         reverse = reverse.into(sources.pop() if len(sources) == 1 else None)
     return Reranker(reverse.runner, reverse.tokenizer, reverse.settings, weight)
