@@ -628,6 +628,7 @@ PUBLIC: dict[str, str] = {
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
+    "attention of torch": "manyheads.extras.peers.torch_compatible:TorchMultiheadAttention",
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
     "cleaning in lines": "manyheads.extras.cleaning.cleaner:describe_cleaning",

@@ -6,8 +6,8 @@
     torch.Size([2, 5, 16])
 
 The batch is the first axis. In masks True = may attend. A query that may attend to nothing gets zeros.
-`manyheads.nn.conventions` converts the masks of other libraries. Importing this package does not import torch; each
-name below is loaded when it is first used.
+`manyheads.extras.peers.conventions` converts the masks of other libraries. Importing this package does not import
+torch; each name below is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from manyheads.catalogue import HOOKS, load
+
 if TYPE_CHECKING:
+    from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
     from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
-    from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
@@ -70,7 +72,6 @@ _LAZY = {
     "ReversibleSequence": "layers",
     "RotaryPositions": "positions",
     "SinusoidalPositions": "positions",
-    "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
@@ -130,6 +131,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "TorchMultiheadAttention":
+        return load(HOOKS["attention of torch"])
     if name in _LAZY:
         module, _, inside = _LAZY[name].partition(":")
         return getattr(importlib.import_module(f"manyheads.nn.{module}"), inside or name)

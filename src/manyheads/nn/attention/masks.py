@@ -256,10 +256,10 @@ def refuse_tensor(mask: Any) -> None:
         check_tensors(mask=mask)
         raise ShapeError(
             f"a mask is a description, not a tensor (here of shape {tuple(mask.shape)}). Convert it with"
-            " manyheads.nn.conventions: from_allowed(mask, sizes) if True may be attended to, from_blocked(mask, sizes)"
-            " if True may not (torch's attn_mask and key_padding_mask), from_additive(mask, sizes) if it is added to"
-            " the scores, from_valid_lens(mask) if it holds numbers of valid keys, from_sequence_first(mask) if it is"
-            " (q_len, k_len, batch)."
+            " manyheads.extras.peers.conventions: from_allowed(mask, sizes) if True may be attended to,"
+            " from_blocked(mask, sizes) if True may not (torch's attn_mask and key_padding_mask), from_additive(mask,"
+            " sizes) if it is added to the scores, from_valid_lens(mask) if it holds numbers of valid keys,"
+            " from_sequence_first(mask) if it is (q_len, k_len, batch)."
         )
 
 
