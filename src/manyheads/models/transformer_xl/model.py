@@ -6,14 +6,13 @@ Paper: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes
-from manyheads.models.head_names import HeadKind
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
@@ -26,7 +25,10 @@ from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.models.head_names import HeadKind
+    from manyheads.nn.shapes import Float, Int
 
 
 class RelativeLayer(nn.Module):

@@ -6,6 +6,7 @@ Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:19
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError
 from manyheads.nn.attention.masks import Bias, Mask
 from manyheads.nn.pytrees import register_state
-from manyheads.nn.shapes import Bool, Float
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Float
 
 PENALTY_UNIT = 10.0
 """A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are

@@ -7,16 +7,19 @@ arXiv:1409.0473.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.masks import Mask
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.shapes import Float, check_rates, check_sizes, explained
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.masks import Mask
 
 
 def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
