@@ -12,9 +12,9 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.extras.inspect.heads.names import Head, all_heads, parse_heads, prunable
 from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
-from manyheads.models.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.models.composites import Seq2Seq
-from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.size_checks import HeadKind, check_vocabularies
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty, Segments
 from manyheads.nn.attention.multi_head import MultiHeadAttention
@@ -26,7 +26,6 @@ from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of
 
 if TYPE_CHECKING:
     from manyheads.data.batch import PackedBatch
-    from manyheads.models.head_names import HeadKind
     from manyheads.models.transformer.config import TransformerConfig
     from manyheads.nn.shapes import Float, Int
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes
-from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.size_checks import HeadKind, check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
@@ -27,7 +27,6 @@ from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
 
 if TYPE_CHECKING:
-    from manyheads.models.head_names import HeadKind
     from manyheads.nn.shapes import Float, Int
 
 
