@@ -409,11 +409,11 @@ def build_model(config: Any) -> Any:
 ATTENTIONS: Table[type] = Table(
     "score",
     {
-        "dot_product": "manyheads.nn.attention.kinds:DotProductAttentionConfig",
-        "additive": "manyheads.nn.attention.kinds:AdditiveAttentionConfig",
+        "dot_product": "manyheads.nn.attention.settings:DotProductAttentionConfig",
+        "additive": "manyheads.nn.attention.settings:AdditiveAttentionConfig",
     },
 )
-"""How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.kinds.AttentionConfig`)."""
+"""How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.settings.AttentionConfig`)."""
 
 
 def foreign_entries(config: Any) -> list[str]:

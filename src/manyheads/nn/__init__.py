@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
-    from manyheads.nn.attention.lsh_settings import LSHSettings
     from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Lengths, Mask, Window
     from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
     from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
+    from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.modes import fast
     from manyheads.nn.kernels.relative import relative_shift
+    from manyheads.nn.kernels.reversible import ReversibleSequence
     from manyheads.nn.kernels.triton import fused_relative_attention, fused_relative_attention_of_segments
-    from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
+    from manyheads.nn.layers import FeedForward, Residual
     from manyheads.nn.positions import (
         AxialPositions,
         LearnedPositions,
@@ -59,7 +60,7 @@ _LAZY = {
     "KeyPadding": "attention.masks",
     "KeyValueCache": "attention.cache",
     "LSHSelfAttention": "attention.lsh",
-    "LSHSettings": "attention.lsh_settings",
+    "LSHSettings": "attention.settings",
     "LearnedPositions": "positions",
     "LearnedRelativeMultiHeadAttention": "attention.relative:LearnedRelativeAttention",
     "Lengths": "attention.masks",
@@ -69,7 +70,7 @@ _LAZY = {
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
     "Residual": "layers",
-    "ReversibleSequence": "layers",
+    "ReversibleSequence": "kernels.reversible",
     "RotaryPositions": "positions",
     "SinusoidalPositions": "positions",
     "Window": "attention.masks",

@@ -20,7 +20,7 @@ from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")
 

@@ -22,13 +22,12 @@ from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.nn import Causal, MultiHeadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.modes import fast, first_derivative_only, is_fast, tf32_products
-from manyheads.nn.kernels.reversible import recomputed
-from manyheads.nn.layers import ReversibleSequence
+from manyheads.nn.kernels.reversible import ReversibleSequence, recomputed
 
 WIDTH, LENGTH, VOCAB = 16, 40, 50
 

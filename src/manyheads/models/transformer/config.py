@@ -16,10 +16,10 @@ from manyheads.models.size_checks import (
     check_attention_options,
     check_tied_sizes,
 )
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.kinds import AttentionConfig
+    from manyheads.nn.attention.settings import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 

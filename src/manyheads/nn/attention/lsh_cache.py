@@ -16,7 +16,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.shapes import Bool, Float, Int
 
 

@@ -19,7 +19,7 @@ from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.shapes import Float, Int
 
 

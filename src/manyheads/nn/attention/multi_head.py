@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from manyheads.errors import ArgumentError, ConfigError, ShapeError
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Mask, NeverEmpty, check_rows, refuse_tensor
-from manyheads.nn.attention.scores import check_vectors
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.positions import RotaryPositions, rotate
-from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, explained
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, check_vectors, explained
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.relative_bias import RelativeBias

@@ -16,27 +16,10 @@ from manyheads.errors import ShapeError
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.layers import Linear, initialise
-from manyheads.nn.shapes import Float, check_rates, check_sizes, explained
+from manyheads.nn.shapes import Float, check_rates, check_sizes, check_vectors, explained
 
 if TYPE_CHECKING:
     from manyheads.nn.attention.masks import Mask
-
-
-def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """Raises: ShapeError: not all have as many axes, or there are several batch sizes. TensorTypeError: one is no
-    tensor.
-    """
-    given = query, key, value
-    if not query.dim() == key.dim() == value.dim():
-        remedy = "; give all of them as (batch, length, width), or all as (length, width)."
-    elif query.dim() == 3 and query.shape[0] != 1 and any(x.shape[0] not in (1, query.shape[0]) for x in given):
-        remedy = (
-            ", read as (batch, length, width): they must have one batch size; where the length comes first, give"
-            " x.transpose(0, 1)."
-        )
-    else:
-        return
-    raise ShapeError(f"query, key and value have shapes {', '.join(str(tuple(x.shape)) for x in given)}{remedy}")
 
 
 def one_head(x: Float[Tensor, "*batch length width"]) -> Float[Tensor, "rows 1 length width"]:

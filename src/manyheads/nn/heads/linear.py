@@ -1,6 +1,6 @@
-"""Sampled softmax: a training loss over a few candidates instead of the whole vocabulary.
+"""The linear head: log-probabilities from hidden states, or a loss from hidden states and targets.
 
-The linear head: log-probabilities from hidden states, or a loss from hidden states and targets.
+Sampled softmax is a training loss over a few candidates instead of the whole vocabulary.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.reversible import checkpointed
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.shapes import Float, Int
 
 

@@ -37,7 +37,7 @@ from manyheads.nn.kernels.triton.tiles import (
 )
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.settings import LSHSettings
 
 POSITIONS = 32
 """Positions of which a program combines the rounds."""
