@@ -17,7 +17,6 @@ from manyheads.models.size_checks import HeadKind, check_vocabularies
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty, Segments
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.dropout import numbered_tokens
 from manyheads.nn.kernels.linear import low_precision
@@ -27,6 +26,7 @@ from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of
 if TYPE_CHECKING:
     from manyheads.data.batch import PackedBatch
     from manyheads.models.transformer.config import TransformerConfig
+    from manyheads.nn.attention.relative_bias import RelativeBias
     from manyheads.nn.shapes import Float, Int
 
 
@@ -35,6 +35,8 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
     heads = config.heads_by_layer()[stack]
     if not config.relative_bias:
         return [None] * len(heads)
+    from manyheads.nn.attention.relative_bias import RelativeBias
+
     made: list[RelativeBias | None] = [
         RelativeBias(count, config.relative_bias, causal=stack == "decoder")
         for count in (heads if config.has_pruned(stack) else heads[:1])

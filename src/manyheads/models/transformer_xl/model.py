@@ -20,7 +20,6 @@ from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, NeverEmpty, Window
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
@@ -136,7 +135,11 @@ class AbsoluteLayer(nn.Module):
 def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention:
     sizes = (config.d_model, heads, config.width_of_heads)
     if config.attention != "relative_learned":
-        bias = RelativeBias(heads, config.relative_bias, causal=True) if config.relative_bias else None
+        bias = None
+        if config.relative_bias:
+            from manyheads.nn.attention.relative_bias import RelativeBias
+
+            bias = RelativeBias(heads, config.relative_bias, causal=True)
         return RelativeAttention(*sizes, dropout=config.attention_dropout, relative_bias=bias)
     return LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
 

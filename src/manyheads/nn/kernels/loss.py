@@ -19,7 +19,6 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import autocast_dtype, linear, product, product_of_rows
 from manyheads.nn.kernels.modes import first_derivative_only
-from manyheads.nn.kernels.reversible import checkpointed
 from manyheads.nn.smoothing import SmoothingKind, spread
 
 if TYPE_CHECKING:
@@ -108,6 +107,7 @@ def _chunked_formula(
     rows = max(1, policy.logit_rows_at_once(chunk_tokens, len(weight), hidden.device) // 4)
     if len(targets) <= rows:
         return plain_loss(hidden, targets, weight, bias, *smoothing)
+    from manyheads.nn.kernels.reversible import checkpointed
 
     def both(some: Tensor, wanted: Tensor) -> Tensor:
         return torch.stack(plain_loss(some, wanted, weight, bias, *smoothing))
