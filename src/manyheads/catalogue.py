@@ -628,6 +628,7 @@ PUBLIC: dict[str, str] = {
 """The names of the package itself."""
 
 HOOKS: dict[str, str] = {
+    "additive attention": "manyheads.extras.peers.one_head:AdditiveAttention",
     "attention of torch": "manyheads.extras.peers.torch_compatible:TorchMultiheadAttention",
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
@@ -635,6 +636,7 @@ HOOKS: dict[str, str] = {
     "constrained": "manyheads.extras.constrained.grammar:grammar_of",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
+    "dot-product attention": "manyheads.extras.peers.one_head:DotProductAttention",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "hf": "manyheads.extras.hf:registered",

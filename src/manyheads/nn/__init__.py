@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from manyheads.catalogue import HOOKS, load
 
 if TYPE_CHECKING:
+    from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
     from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.local import LocalSelfAttention
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
-    from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
+    from manyheads.nn.attention.scores import AdditiveScore
     from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
@@ -49,13 +50,11 @@ if TYPE_CHECKING:
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
     "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
-    "AdditiveAttention": "attention.scores",
     "AdditiveScore": "attention.scores",
     "AxialPositions": "positions",
     "Bias": "attention.masks",
     "Causal": "attention.masks",
     "Dense": "attention.masks",
-    "DotProductAttention": "attention.scores",
     "FeedForward": "layers",
     "KeyPadding": "attention.masks",
     "KeyValueCache": "attention.cache",
@@ -87,6 +86,12 @@ _LAZY = {
     "split_heads": "attention.multi_head",
 }
 """Name -> module below this package, and the name there if it is another."""
+_OF_EXTRAS = {
+    "AdditiveAttention": "additive attention",
+    "DotProductAttention": "dot-product attention",
+    "TorchMultiheadAttention": "attention of torch",
+}
+"""Name -> that of `HOOKS`."""
 
 __all__ = [
     "AdaptiveEmbedding",
@@ -132,8 +137,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "TorchMultiheadAttention":
-        return load(HOOKS["attention of torch"])
+    if name in _OF_EXTRAS:
+        return load(HOOKS[_OF_EXTRAS[name]])
     if name in _LAZY:
         module, _, inside = _LAZY[name].partition(":")
         return getattr(importlib.import_module(f"manyheads.nn.{module}"), inside or name)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
 from manyheads.extras.peers.conventions import Sizes, from_additive, from_blocked, from_valid_lens
+from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
 from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
@@ -22,7 +23,6 @@ from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Length
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
 from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights

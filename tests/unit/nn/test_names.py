@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from manyheads import nn
+from manyheads.catalogue import HOOKS
 
-OF_EXTRAS = {"TorchMultiheadAttention": "manyheads.extras.peers.torch_compatible"}
+OF_EXTRAS = {name: HOOKS[hook].partition(":")[0] for name, hook in nn._OF_EXTRAS.items()}
 MODULES = sorted({f"manyheads.nn.{place.partition(':')[0]}" for place in nn._LAZY.values()})
 
 
@@ -44,7 +45,7 @@ def test_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", [*MODULES, *OF_EXTRAS.values(), "manyheads.nn", "manyheads.extras.peers.conventions"]
+    "module", [*MODULES, *sorted({*OF_EXTRAS.values()}), "manyheads.nn", "manyheads.extras.peers.conventions"]
 )
 def test_examples(module: str) -> None:
     torch.manual_seed(0)
