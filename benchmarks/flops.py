@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 
 __all__ = ["Work", "decoding", "reformer", "transformer", "transformer_xl", "transformer_xl_cached"]
 

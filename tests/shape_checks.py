@@ -8,6 +8,7 @@ first `MOST_KINDS` of such kinds.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
@@ -15,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 from dataclasses import is_dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -58,14 +60,41 @@ def jaxtyped(function: Any = None, *, typechecker: Any) -> Any:
     annotations = [one for owner in owners for one in getattr(owner, "__annotations__", {}).values()]
     if not any(_SHAPED.search(str(annotation)) for annotation in annotations):
         return function  # its signature or its fields state no shape; mypy checks the rest
-    if inspect.isclass(function):
+    if not inspect.isclass(function):
+        return _once_each(function, lambda: _with_all_names(function, typechecker))
+    if is_dataclass(function) and "__init__" in vars(function):
         plain = function.__init__
-        function = _jaxtyped(function, typechecker=typechecker)
-        checking = function.__init__
-        if checking is not plain:  # a dataclass
-            function.__init__ = _once_each(plain, lambda: checking)
-        return function
-    return _once_each(function, lambda: _jaxtyped(function, typechecker=typechecker))
+        function.__init__ = _once_each(plain, lambda: _with_all_names(plain, typechecker))
+    return function
+
+
+def _with_all_names(function: Any, typechecker: Any) -> Any:
+    """The function that checks each call. Its signature may name what its file imports for type checkers alone.
+
+    While the check is made the file has these names, and afterwards it lacks them again: code that used one would fail
+    in the tests as it does elsewhere.
+    """
+    names = vars(sys.modules[function.__module__])
+    added = {name: value for name, value in _typing_names(function.__module__).items() if name not in names}
+    names.update(added)
+    try:
+        return _jaxtyped(function, typechecker=typechecker)
+    finally:
+        for name in added:
+            del names[name]
+
+
+@functools.cache
+def _typing_names(module: str) -> dict[str, Any]:
+    """What a file imports under `if TYPE_CHECKING:`, by name."""
+    source = getattr(sys.modules[module], "__file__", None)
+    body = ast.parse(Path(source).read_text("utf-8")).body if source else []
+    named: dict[str, Any] = {}
+    for block in body:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING":
+            imports = [one for one in block.body if isinstance(one, ast.Import | ast.ImportFrom)]
+            exec(compile(ast.Module(imports, []), source, "exec"), named)  # noqa: S102
+    return named
 
 
 def _once_each(function: Any, checking: Callable[[], Callable[..., Any]]) -> Any:

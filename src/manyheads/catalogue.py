@@ -409,11 +409,11 @@ def build_model(config: Any) -> Any:
 ATTENTIONS: Table[type] = Table(
     "score",
     {
-        "dot_product": "manyheads.nn.attention.kinds:DotProductAttentionConfig",
-        "additive": "manyheads.nn.attention.kinds:AdditiveAttentionConfig",
+        "dot_product": "manyheads.nn.attention.settings:DotProductAttentionConfig",
+        "additive": "manyheads.nn.attention.settings:AdditiveAttentionConfig",
     },
 )
-"""How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.kinds.AttentionConfig`)."""
+"""How a head scores a query and a key: name -> dataclass of its settings (`nn.attention.settings.AttentionConfig`)."""
 
 
 def foreign_entries(config: Any) -> list[str]:
@@ -629,12 +629,15 @@ PUBLIC: dict[str, str] = {
 
 HOOKS: dict[str, str] = {
     "bpe dropout": "manyheads.extras.bpe_dropout.segmenting:BpeDropout",
+    "additive attention": "manyheads.extras.peers.one_head:AdditiveAttention",
+    "attention of torch": "manyheads.extras.peers.torch_compatible:TorchMultiheadAttention",
     "check pictures": "manyheads.extras.inspect.options:check_kinds",
     "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
     "cleaning in lines": "manyheads.extras.cleaning.cleaner:describe_cleaning",
     "constrained": "manyheads.extras.constrained.grammar:grammar_of",
     "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
+    "dot-product attention": "manyheads.extras.peers.one_head:DotProductAttention",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
     "embeddings of a text": "manyheads.extras.cooccurrence.embeddings:neighbour_embeddings",
     "embeddings of pairs": "manyheads.extras.cooccurrence.embeddings:cooccurrence_embeddings",

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 from manyheads.nn.kernels import modes, policy
 
 torch.set_num_threads(1)  # tensors this small only wait for one another

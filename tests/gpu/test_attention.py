@@ -18,10 +18,9 @@ from naive_attention import (
 from torch import Tensor
 
 from manyheads.nn.attention.local import local_attention
-from manyheads.nn.attention.lsh_settings import LSHSettings
-from manyheads.nn.attention.masks import Causal, Lengths, Mask, Segments, dense_mask
-from manyheads.nn.attention.relative_bias import ByDistance
+from manyheads.nn.attention.masks import ByDistance, Causal, Lengths, Mask, Segments, dense_mask
 from manyheads.nn.attention.scores import AdditiveScore
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import dot_product_attention, masked_weights
 from manyheads.nn.kernels.lsh import attend_pairs, chunked_attention, sorting_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from beartype import beartype
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor, nn
 
+from manyheads.nn.kernels import loss
 from manyheads.nn.kernels.linear import product
 from manyheads.nn.layers import Linear
 
@@ -37,6 +39,19 @@ def test_the_package_is_checked() -> None:
             product(torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 4))
     with pytest.raises(TypeCheckError):
         Linear(3, 4)([1.0, 2.0, 3.0])
+
+
+def test_names_for_type_checkers_are_understood() -> None:
+    """Afterwards the file lacks them, as when no shapes are checked."""
+    assert "if TYPE_CHECKING:\n    from manyheads.nn.shapes import" in inspect.getsource(loss)
+    hidden, targets = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
+    assert loss.plain_loss(hidden, targets, torch.ones(5, 3), None)[0].shape == ()
+    for _ in range(2):
+        with pytest.raises(TypeCheckError, match="weight"):
+            loss.plain_loss(hidden, targets, torch.ones(5, 4), None)
+        with pytest.raises(TypeCheckError, match="keep"):
+            loss.plain_loss(hidden, targets, torch.ones(5, 3), None, keep=targets)
+        assert not hasattr(loss, "Float")
 
 
 def test_a_call_of_another_kind_is_checked() -> None:

@@ -17,11 +17,11 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -32,13 +32,6 @@ from manyheads.errors import CheckpointError, SaveError
 from manyheads.files.commit import remove_folder, saving, write_folder, write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import FORMAT_VERSION, verify_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
-    from torch import Tensor
-
 
 SHARDS = "shards"
 """The folder within a checkpoint."""
@@ -80,7 +73,7 @@ def _plain(tensor: Tensor) -> Tensor:
     return found if hasattr(found, "full_tensor") else found.contiguous()
 
 
-Allocate = Callable[[str, str, "torch.Size", "torch.dtype"], "Tensor | None"]
+Allocate = Callable[[str, str, torch.Size, torch.dtype], Tensor | None]
 """stem, name, shape, dtype -> where to read it: a DTensor receives this rank's part; None: a new whole tensor."""
 
 
@@ -93,8 +86,6 @@ def read_shards(
 
     Raises: CheckpointError: the parts do not cover their tensors, or cannot be read.
     """
-    import torch
-    from safetensors import SafetensorError
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
     from torch.distributed.checkpoint.state_dict_loader import load
 

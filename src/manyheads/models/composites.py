@@ -4,7 +4,7 @@ text (`LanguageModel`).
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from manyheads.data.batch import PackedBatch, PairBatch, SegmentBatch
 from manyheads.errors import RequestError, ShapeError
 from manyheads.models.protocols import LanguageBody, Output
-from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead, token_scores
 from manyheads.nn.kernels import policy
-from manyheads.nn.shapes import Bool, Float, Int
-from manyheads.nn.smoothing import SmoothingKind
+
+if TYPE_CHECKING:
+    from manyheads.nn.heads.adaptive import AdaptiveHead
+    from manyheads.nn.shapes import Bool, Float, Int
+    from manyheads.nn.smoothing import SmoothingKind
 
 
 class Seq2Seq(nn.Module):

@@ -13,17 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import ConfigError
-from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.protocols import Output, Searchable
 from manyheads.nn.pytrees import register_state
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.data.batch import PairBatch, SegmentBatch
+    from manyheads.models.composites import LanguageModel, Seq2Seq
+    from manyheads.nn.shapes import Float, Int
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

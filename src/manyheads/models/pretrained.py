@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import torch
 import yaml
@@ -34,8 +34,10 @@ from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST, read_object, verify_folder
 from manyheads.models.hub import resolve_model_path
-from manyheads.models.protocols import Composite, ModelConfig
-from manyheads.text.sides import LanguagePair
+
+if TYPE_CHECKING:
+    from manyheads.models.protocols import Composite, ModelConfig
+    from manyheads.text.sides import LanguagePair
 
 FORMAT_VERSION = 1
 CONFIG = "config.json"

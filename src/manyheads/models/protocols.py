@@ -5,11 +5,12 @@ No search, loop or plot depends on a model's class.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
 from torch import Tensor
 
-from manyheads.catalogue import ModelTask
+if TYPE_CHECKING:
+    from manyheads.catalogue import ModelTask
 
 
 class Composite(Protocol):

@@ -15,6 +15,11 @@ Activation = Literal[
 # fmt: on
 """The names of `nn.layers.ACTIVATIONS`."""
 
+HeadKind = Literal["encoder", "decoder", "cross"]
+"""Self-attention of the encoder, of the decoder or of a language model, and attention of the decoder to the source."""
+
+HEAD_KINDS: tuple[HeadKind, ...] = ("encoder", "decoder", "cross")
+
 
 def check_heads_divide(config: Any) -> None:
     """Raises: ConfigError: head_dim is 0, and num_heads does not divide d_model."""

@@ -6,8 +6,8 @@
     torch.Size([2, 5, 16])
 
 The batch is the first axis. In masks True = may attend. A query that may attend to nothing gets zeros.
-`manyheads.nn.conventions` converts the masks of other libraries. Importing this package does not import torch; each
-name below is loaded when it is first used.
+`manyheads.extras.peers.conventions` converts the masks of other libraries. Importing this package does not import
+torch; each name below is loaded when it is first used.
 """
 
 from __future__ import annotations
@@ -15,26 +15,30 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from manyheads.catalogue import HOOKS, load
+
 if TYPE_CHECKING:
+    from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
+    from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
     from manyheads.nn.attention.cache import KeyValueCache
     from manyheads.nn.attention.local import LocalSelfAttention
     from manyheads.nn.attention.lsh import LSHSelfAttention
-    from manyheads.nn.attention.lsh_settings import LSHSettings
     from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Lengths, Mask, Window
     from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
     from manyheads.nn.attention.observing import observe
     from manyheads.nn.attention.relative import LearnedRelativeAttention as LearnedRelativeMultiHeadAttention
     from manyheads.nn.attention.relative import RelativeAttention as RelativeMultiHeadAttention
-    from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
-    from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+    from manyheads.nn.attention.scores import AdditiveScore
+    from manyheads.nn.attention.settings import LSHSettings
     from manyheads.nn.heads.adaptive import AdaptiveEmbedding
     from manyheads.nn.heads.adaptive import AdaptiveHead as AdaptiveLogSoftmax
     from manyheads.nn.heads.linear import LinearHead
     from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights, masked_softmax
     from manyheads.nn.kernels.modes import fast
     from manyheads.nn.kernels.relative import relative_shift
+    from manyheads.nn.kernels.reversible import ReversibleSequence
     from manyheads.nn.kernels.triton import fused_relative_attention, fused_relative_attention_of_segments
-    from manyheads.nn.layers import FeedForward, Residual, ReversibleSequence
+    from manyheads.nn.layers import FeedForward, Residual
     from manyheads.nn.positions import (
         AxialPositions,
         LearnedPositions,
@@ -46,18 +50,16 @@ if TYPE_CHECKING:
 _LAZY = {
     "AdaptiveEmbedding": "heads.adaptive",
     "AdaptiveLogSoftmax": "heads.adaptive:AdaptiveHead",
-    "AdditiveAttention": "attention.scores",
     "AdditiveScore": "attention.scores",
     "AxialPositions": "positions",
     "Bias": "attention.masks",
     "Causal": "attention.masks",
     "Dense": "attention.masks",
-    "DotProductAttention": "attention.scores",
     "FeedForward": "layers",
     "KeyPadding": "attention.masks",
     "KeyValueCache": "attention.cache",
     "LSHSelfAttention": "attention.lsh",
-    "LSHSettings": "attention.lsh_settings",
+    "LSHSettings": "attention.settings",
     "LearnedPositions": "positions",
     "LearnedRelativeMultiHeadAttention": "attention.relative:LearnedRelativeAttention",
     "Lengths": "attention.masks",
@@ -67,10 +69,9 @@ _LAZY = {
     "MultiHeadAttention": "attention.multi_head",
     "RelativeMultiHeadAttention": "attention.relative:RelativeAttention",
     "Residual": "layers",
-    "ReversibleSequence": "layers",
+    "ReversibleSequence": "kernels.reversible",
     "RotaryPositions": "positions",
     "SinusoidalPositions": "positions",
-    "TorchMultiheadAttention": "attention.torch_compatible",
     "Window": "attention.masks",
     "dot_product_attention": "kernels.attention",
     "dot_product_weights": "kernels.attention",
@@ -85,6 +86,12 @@ _LAZY = {
     "split_heads": "attention.multi_head",
 }
 """Name -> module below this package, and the name there if it is another."""
+_OF_EXTRAS = {
+    "AdditiveAttention": "additive attention",
+    "DotProductAttention": "dot-product attention",
+    "TorchMultiheadAttention": "attention of torch",
+}
+"""Name -> that of `HOOKS`."""
 
 __all__ = [
     "AdaptiveEmbedding",
@@ -130,6 +137,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OF_EXTRAS:
+        return load(HOOKS[_OF_EXTRAS[name]])
     if name in _LAZY:
         module, _, inside = _LAZY[name].partition(":")
         return getattr(importlib.import_module(f"manyheads.nn.{module}"), inside or name)

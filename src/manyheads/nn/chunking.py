@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from manyheads.nn.shapes import Float
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Float
 
 
 def chunk_slices(length: int, chunk_len: int) -> Iterator[slice]:

@@ -1,11 +1,8 @@
-"""The small layers of every model: linear maps, dropout, norms, residual connections and the feed-forward layer.
-
-Reversible layers built from any modules, for your own models.
-"""
+"""The small layers of every model: linear maps, dropout, norms, residual connections and the feed-forward layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -13,12 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.errors import ConfigError, ShapeError
+from manyheads.errors import ConfigError
 from manyheads.nn.chunking import in_chunks
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import READABLE, Packed, linear_by, linear_relu
-from manyheads.nn.kernels.reversible import through_sublayers
-from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, check_tensors, explained
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, explained
 
 
 class Linear(nn.Linear):
@@ -251,7 +247,12 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch length d_model"]) -> Float[Tensor, "batch length d_model"]:
         check_axes("x", x, "batch, length, d_model" if self.chunk_len else "..., d_model", self.in_proj.in_features)
-        return in_chunks(lambda part: self.out_proj(self.dropout(self._inner(part))), x, self.chunk_len)
+        if not self.chunk_len:
+            return self._of_positions(x)
+        return in_chunks(self._of_positions, x, self.chunk_len)
+
+    def _of_positions(self, x: Tensor) -> Tensor:
+        return self.out_proj(self.dropout(self._inner(x)))  # type: ignore[no-any-return]
 
     def _inner(self, x: Tensor) -> Tensor:
         """Return the d_ff numbers of each position, before dropout."""
@@ -259,53 +260,3 @@ class FeedForward(nn.Module):
         if self.gate_proj is None and self.activation == "relu":
             return linear_relu(self.in_proj, x)
         return activate(self.in_proj(x)) if self.gate_proj is None else activate(self.gate_proj(x)) * self.in_proj(x)
-
-
-class ReversibleSequence(nn.Module):
-    """Layers of two modules each, F and G. The backward pass stores two streams, whatever the number of layers.
-
-        >>> from manyheads.nn import FeedForward, MultiHeadAttention
-        >>> layers = [(MultiHeadAttention(16, 4), FeedForward(16, 64)) for _ in range(3)]
-        >>> y1, y2 = ReversibleSequence(layers)(torch.randn(2, 5, 16), torch.randn(2, 5, 16))
-        >>> y1.shape, y2.shape
-        (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
-
-    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7: y1 = x1 + F(x2), y2 = x2 + G(y1).
-    Args:
-        layers: pairs of modules that map a stream to one of the same shape; of a tuple the first element is used.
-        reversible: False: ordinary backpropagation, for comparison.
-
-    torch.compile produces one graph without gradients, or with `reversible=False`; otherwise use `fullgraph=False`.
-    Cost: see `nn.reversible.through_sublayers`: the backward pass computes every F and G once more.
-    """
-
-    def __init__(self, layers: Iterable[tuple[nn.Module, nn.Module]], *, reversible: bool = True) -> None:
-        super().__init__()
-        self.sublayers = nn.ModuleList(_Added(module) for layer in layers for module in layer)
-        self.reversible = reversible
-
-    @explained
-    def forward(
-        self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
-    ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:
-        """Return both streams after all layers."""
-        check_tensors(x1=x1, x2=x2)
-        if x1.shape != x2.shape:
-            raise ShapeError(f"x1 has shape {tuple(x1.shape)} and x2 {tuple(x2.shape)}; both streams need one shape.")
-        return through_sublayers(self.sublayers, x1, x2, reversible=self.reversible)
-
-
-class _Added(nn.Module):
-    """A module as `nn.reversible.Sublayer`."""
-
-    chunk_len = 0
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(
-        self, x: Tensor, context: Any, shared: tuple[Tensor, ...], kept: tuple[Tensor, ...] | None
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        out = self.module(x)
-        return (out[0] if isinstance(out, tuple) else out), ()

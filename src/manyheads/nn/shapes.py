@@ -81,6 +81,23 @@ def check_targets(hidden: Tensor, targets: Tensor, keep: Tensor, d_model: int | 
         )
 
 
+def check_vectors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raises: ShapeError: not all have as many axes, or there are several batch sizes. TensorTypeError: one is no
+    tensor.
+    """
+    given = query, key, value
+    if not query.dim() == key.dim() == value.dim():
+        remedy = "; give all of them as (batch, length, width), or all as (length, width)."
+    elif query.dim() == 3 and query.shape[0] != 1 and any(x.shape[0] not in (1, query.shape[0]) for x in given):
+        remedy = (
+            ", read as (batch, length, width): they must have one batch size; where the length comes first, give"
+            " x.transpose(0, 1)."
+        )
+    else:
+        return
+    raise ShapeError(f"query, key and value have shapes {', '.join(str(tuple(x.shape)) for x in given)}{remedy}")
+
+
 def check_sizes(**sizes: object) -> None:
     """Raises: ArgumentError: an argument, given by its name, is no whole number of at least 1."""
     for name, size in sizes.items():

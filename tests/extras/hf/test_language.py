@@ -21,7 +21,7 @@ from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.errors import ManyHeadsError
-from manyheads.models.attentions import attentions_of
+from manyheads.nn.attention.observing import attentions_of
 from manyheads.seeding import derive_seed
 from manyheads.text.of_folder import load_vocabulary
 

@@ -19,7 +19,7 @@ from manyheads.decoding.search_problem import run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ManyHeadsError
 from manyheads.files.verify import MANIFEST, make_manifest
-from manyheads.models.attentions import attentions_of
+from manyheads.nn.attention.observing import attentions_of
 
 transformers = pytest.importorskip("transformers")
 

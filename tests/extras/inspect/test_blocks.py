@@ -10,7 +10,7 @@ import torch
 
 from manyheads.catalogue import ARCHITECTURES, ATTENTIONS, build_model
 from manyheads.extras.inspect.blocks import Block, ModelBlocks, Stack, blocks_of
-from manyheads.models.attentions import attentions_of
+from manyheads.nn.attention.observing import attentions_of
 
 VOCAB = 50
 

@@ -20,9 +20,8 @@ import manyheads
 from manyheads.decoding.translator import Translator
 from manyheads.errors import RequestError
 from manyheads.extras.inspect.blocks import example_inputs
-from manyheads.models.attentions import attentions_of
 from manyheads.nn import Bias, Causal, Dense, KeyPadding, Lengths, MultiHeadAttention, Window, observe
-from manyheads.nn.attention.observing import Observed
+from manyheads.nn.attention.observing import Observed, attentions_of
 
 REPOSITORY = Path(__file__).parents[3]
 

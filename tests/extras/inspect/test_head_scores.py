@@ -14,6 +14,7 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError
+from manyheads.extras.inspect.heads.names import Head, all_heads
 from manyheads.extras.inspect.heads.scores import (
     attention_layers,
     head_ablations,
@@ -25,7 +26,6 @@ from manyheads.extras.inspect.heads.scores import (
     normalised_importance,
 )
 from manyheads.models.composites import LanguageModel, Seq2Seq
-from manyheads.models.head_names import Head, all_heads
 from manyheads.models.transformer.config import PRESETS
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.kernels.modes import fast

@@ -13,9 +13,9 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.settings import load_settings
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.heads.names import parse_heads
 from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.convert import export_folder
-from manyheads.models.head_names import parse_heads
 from manyheads.models.pretrained import load, read_config, save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.text.vocabulary import ByteVocabulary

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.extras.inspect.tracing import TracedTensor, folded, trace
-from manyheads.models.attentions import attentions_of
 from manyheads.models.transformer import config as presets
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.observing import observe
+from manyheads.nn.attention.observing import attentions_of, observe
 
 
 def translator(**changes: Any) -> nn.Module:

@@ -12,15 +12,15 @@ import torch
 from manyheads.catalogue import build_model
 from manyheads.decoding.model_runner import CompiledSteps
 from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.extras.inspect.heads.names import Head, all_heads, parse_heads, prunable
 from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import attention_layers, masked_heads, masks_without
-from manyheads.models.head_names import Head, all_heads, parse_heads, prunable
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")
 

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
+from manyheads.extras.peers.one_head import DotProductAttention
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import LearnedRelativeAttention
-from manyheads.nn.attention.scores import AdditiveScore, DotProductAttention
+from manyheads.nn.attention.scores import AdditiveScore
 
 B, Q, K, D, H = 2, 3, 5, 12, 4
 LENS: list[Tensor | None] = [None, torch.tensor([0, 4]), torch.tensor([[0, 1, 5], [2, 0, 3]])]

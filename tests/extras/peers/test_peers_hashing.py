@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.catalogue import build_model
-from manyheads.models.attentions import attentions_of, buckets_of
 from manyheads.models.reformer.config import ReformerConfig
+from manyheads.nn.attention.observing import attentions_of, buckets_of
 
 PEERS = ReformerConfig(
     vocab_size=19,

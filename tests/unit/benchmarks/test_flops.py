@@ -21,7 +21,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 from manyheads.nn.kernels.modes import fast
 from manyheads.nn.kernels.relative import relative_weights
 

@@ -23,7 +23,7 @@ from manyheads.models.ensemble import Ensemble, LanguageEnsemble
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 from manyheads.text.vocabulary import ByteVocabulary
 
 VOCAB = 37

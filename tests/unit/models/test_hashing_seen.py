@@ -10,12 +10,11 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.extras.inspect.tracing import trace
-from manyheads.models.attentions import attentions_of, buckets_of
 from manyheads.models.reformer.config import PRESETS, SEQ2SEQ_PRESETS
 from manyheads.models.reformer.model import Call
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.observing import observe
+from manyheads.nn.attention.observing import attentions_of, buckets_of, observe
 
 
 def reformer() -> torch.nn.Module:

@@ -9,9 +9,10 @@ import torch
 from naive_attention import naive_additive_attention, naive_dot_product_attention
 
 from manyheads.errors import ShapeError
+from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
 from manyheads.nn.attention.masks import Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.scores import AdditiveAttention, AdditiveScore, DotProductAttention
+from manyheads.nn.attention.scores import AdditiveScore
 from manyheads.nn.kernels.attention import masked_softmax
 
 B, H, D = 2, 2, 4

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from manyheads.nn import Causal, KeyValueCache, MultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.kernels.modes import fast
 from manyheads.nn.layers import FeedForward, Linear
 

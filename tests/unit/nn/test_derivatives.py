@@ -22,15 +22,14 @@ from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.nn import Bias, Causal, Dense, Mask, MultiHeadAttention, TorchMultiheadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.attention import dot_product_attention, plain_attention
 from manyheads.nn.kernels.loss import plain_loss, smoothed_loss
 from manyheads.nn.kernels.modes import fast
-from manyheads.nn.kernels.reversible import recomputed
-from manyheads.nn.layers import ReversibleSequence
+from manyheads.nn.kernels.reversible import ReversibleSequence, recomputed
 
 
 @pytest.fixture(params=["plain", "fast"], autouse=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import manyheads.nn as ours
 from manyheads.errors import ConfigError, ManyHeadsError
-from manyheads.nn import conventions
+from manyheads.extras.peers import conventions
 from manyheads.nn.positions import FeatureEmbedding, TokenEmbedding
 from manyheads.nn.shapes import explained
 

@@ -16,11 +16,11 @@ from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention, LSHSettings, hash_vectors, lsh_attention, rotations
 from manyheads.nn.attention.lsh_hash import shared_qk_attention, visible_pairs
-from manyheads.nn.attention.lsh_settings import automatic_buckets
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.settings import automatic_buckets
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.lsh import attend_pairs
-from manyheads.nn.layers import ReversibleSequence
+from manyheads.nn.kernels.reversible import ReversibleSequence
 
 B, H, D, E, CHUNK = 2, 2, 8, 6, 4
 FACTORS = (6,)

@@ -22,13 +22,12 @@ from manyheads.models.transformer_xl.config import PRESETS as XLS
 from manyheads.nn import Causal, MultiHeadAttention
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.relative import RelativeAttention
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.heads.adaptive import AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
-from manyheads.nn.kernels.modes import fast, first_derivative_only, is_fast
-from manyheads.nn.kernels.reversible import recomputed
-from manyheads.nn.layers import ReversibleSequence
+from manyheads.nn.kernels.modes import fast, first_derivative_only, is_fast, tf32_products
+from manyheads.nn.kernels.reversible import ReversibleSequence, recomputed
 
 WIDTH, LENGTH, VOCAB = 16, 40, 50
 
@@ -248,3 +247,47 @@ def test_a_backward_pass_of_our_own_sees_the_mode_of_its_forward_pass(enabled: b
     with fast(not enabled):
         out.sum().backward()
     assert seen == [enabled]
+
+
+@pytest.fixture
+def products() -> Iterator[Any]:
+    """torch's settings of products, which are those of a process that has set none; afterwards, too."""
+
+    def reset() -> None:
+        torch.set_float32_matmul_precision("highest")
+        for place in (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):  # type: ignore[attr-defined]
+            place.fp32_precision = "none"
+
+    reset()
+    yield torch.backends.cuda.matmul
+    reset()
+
+
+def product_settings() -> tuple[str, str, str]:
+    try:
+        whole = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        whole = "refused"
+    return whole, torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("way", ["none", "older", "tf32", "ieee", "older, then ieee", "all"])
+def test_tf32_with_either_setting_of_torch(way: str, products: Any) -> None:
+    """torch refuses to read the older setting after the newer one; both are as before when the block ends."""
+    if "older" in way:
+        torch.set_float32_matmul_precision("high")
+    if way == "all":
+        torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    elif way in ("tf32", "ieee", "older, then ieee"):
+        products.fp32_precision = way[-4:]
+    before = product_settings()
+    assert (before[0] == "refused") == (way == "tf32")
+    for _ in range(2):
+        with tf32_products(), tf32_products():
+            assert product_settings() == ("high", "tf32", "tf32")
+        assert product_settings() == before
+        with tf32_products(enabled=False):
+            assert product_settings() == before
+    if way == "all":
+        torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        assert products.fp32_precision == "tf32"  # still that of all

@@ -13,21 +13,22 @@ from naive_attention import naive_dot_product_attention
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ShapeError
+from manyheads.extras.peers.conventions import Sizes, from_additive, from_blocked, from_valid_lens
+from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
+from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
 from manyheads.nn.attention.lsh import LSHSelfAttention
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import Bias, Causal, Dense, KeyPadding, Lengths, Mask, dense_mask
 from manyheads.nn.attention.multi_head import MultiHeadAttention, merge_heads, split_heads
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.attention.relative import LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
-from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
-from manyheads.nn.conventions import Sizes, from_additive, from_blocked, from_valid_lens
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_weights
 from manyheads.nn.kernels.relative import relative_shift
-from manyheads.nn.layers import FeedForward, ReversibleSequence
+from manyheads.nn.kernels.reversible import ReversibleSequence
+from manyheads.nn.layers import FeedForward
 from manyheads.nn.positions import (
     AxialPositions,
     LearnedPositions,

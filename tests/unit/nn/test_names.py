@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from manyheads import nn
+from manyheads.catalogue import HOOKS
 
+OF_EXTRAS = {name: HOOKS[hook].partition(":")[0] for name, hook in nn._OF_EXTRAS.items()}
 MODULES = sorted({f"manyheads.nn.{place.partition(':')[0]}" for place in nn._LAZY.values()})
 
 
@@ -29,8 +31,8 @@ def test_the_three_lists_agree() -> None:
         for alias in node.names:
             inside = "" if alias.asname in (None, alias.name) else f":{alias.name}"
             told[alias.asname or alias.name] = f"{(node.module or '').removeprefix('manyheads.nn.')}{inside}"
-    assert told == nn._LAZY
-    assert nn.__all__ == sorted(nn._LAZY) == dir(nn)
+    assert told == {**nn._LAZY, **OF_EXTRAS}
+    assert nn.__all__ == sorted([*nn._LAZY, *OF_EXTRAS]) == dir(nn)
 
 
 @pytest.mark.parametrize("name", nn.__all__)
@@ -42,7 +44,9 @@ def test_a_name(name: str) -> None:
     assert ">>>" in (inspect.getdoc(found) or "")
 
 
-@pytest.mark.parametrize("module", [*MODULES, "manyheads.nn", "manyheads.nn.conventions"])
+@pytest.mark.parametrize(
+    "module", [*MODULES, *sorted({*OF_EXTRAS.values()}), "manyheads.nn", "manyheads.extras.peers.conventions"]
+)
 def test_examples(module: str) -> None:
     torch.manual_seed(0)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
+from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
 from manyheads.nn.attention.masks import Lengths
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.scores import AdditiveAttention, DotProductAttention
-from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
 from manyheads.nn.kernels.attention import dot_product_weights
 from manyheads.nn.positions import sinusoidal_table
 

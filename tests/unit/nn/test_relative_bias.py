@@ -11,12 +11,12 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
+from manyheads.extras.inspect.heads.names import Head
 from manyheads.extras.inspect.heads.pruning import prune
 from manyheads.extras.inspect.heads.scores import masked_heads, masks_without
 from manyheads.extras.peers.kimiyoung_transformer_xl import OfficialTransformerXL
 from manyheads.extras.peers.marian import Marian
 from manyheads.extras.peers.transfo_xl import TransfoXL
-from manyheads.models.head_names import Head
 from manyheads.models.transformer.config import PRESETS
 from manyheads.models.transformer_xl.config import PRESETS as XL_PRESETS
 from manyheads.nn import Causal, KeyValueCache, Lengths, MultiHeadAttention

@@ -20,7 +20,7 @@ from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
 from manyheads.errors import ConfigError, RequestError
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig
+from manyheads.nn.attention.settings import AdditiveAttentionConfig
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.tasks.translation.objective import TranslationObjective

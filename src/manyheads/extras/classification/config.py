@@ -12,10 +12,10 @@ from manyheads.errors import ConfigError
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.size_checks import Activation
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.kinds import AttentionConfig
+    from manyheads.nn.attention.settings import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 

@@ -21,8 +21,8 @@ from torch import nn
 
 from manyheads.decoding.text_ids import with_end
 from manyheads.extras.documents.parts import Part, Tag, Text
-from manyheads.models.attentions import attentions_of
 from manyheads.models.ensemble import averaged_models
+from manyheads.nn.attention.observing import attentions_of
 from manyheads.text.words import PRIVATE, kept_index, with_letters
 
 if TYPE_CHECKING:

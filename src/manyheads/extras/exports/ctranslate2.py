@@ -29,7 +29,7 @@ from manyheads.extras.exports.compare import (
 from manyheads.extras.peers.holding import TRANSFORMER, check_held, demand
 from manyheads.installation import needing_extra
 from manyheads.models.pretrained import load, read_config
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.models.composites import Seq2Seq

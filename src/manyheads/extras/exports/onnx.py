@@ -39,11 +39,11 @@ from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
 from manyheads.models.pretrained import load, read_config
 from manyheads.models.transformer_xl.model import distances_back
-from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
 from manyheads.nn.attention.lsh_hash import keys_of
 from manyheads.nn.attention.masks import Causal, Dense, Mask, Window
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
+from manyheads.nn.attention.settings import AdditiveAttentionConfig, DotProductAttentionConfig
 from manyheads.nn.kernels.attention import dot_product_weights, masked_softmax
 from manyheads.nn.positions import SinusoidalPositions
 from manyheads.text.of_folder import tokenizer_of_folder

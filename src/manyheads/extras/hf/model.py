@@ -16,8 +16,7 @@ from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.extras.hf.config import TASKS, ManyHeadsConfig, config_of
 from manyheads.extras.hf.loading import load_own
-from manyheads.models.attentions import Attentions, by_stack
-from manyheads.nn.attention.observing import observe
+from manyheads.nn.attention.observing import Attentions, by_stack, observe
 from manyheads.nn.kernels import modes, policy
 
 IGNORED_LABEL = -100

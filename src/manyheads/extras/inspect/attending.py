@@ -19,10 +19,10 @@ from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.tracing import TracedTensor, trace
-from manyheads.models.attentions import attentions_of, buckets_of
 from manyheads.models.ensemble import averaged_models
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
+from manyheads.nn.attention.observing import attentions_of, buckets_of
 
 if TYPE_CHECKING:
     from manyheads.decoding.engines import EngineName

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
-    from manyheads.models.attentions import Attentions
+    from manyheads.nn.attention.observing import Attentions
 
 _DPI = 96
 _MOST_DRAWN = 40

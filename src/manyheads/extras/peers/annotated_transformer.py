@@ -19,7 +19,7 @@ from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.training.optim.schedule import noam
 

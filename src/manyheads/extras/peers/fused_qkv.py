@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.extras.peers.layout import Layout, Rule
+from manyheads.extras.peers.one_head import DotProductAttention
 from manyheads.extras.peers.peer import Options, Peer, own_heads, read_options, require, uniform_when_empty
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
-from manyheads.nn.attention.scores import DotProductAttention
 
 
 class FusedQkv(Peer):

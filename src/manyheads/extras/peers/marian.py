@@ -27,7 +27,7 @@ from manyheads.extras.peers.marian_generation import MarianIds, settings_from_pe
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
 if TYPE_CHECKING:

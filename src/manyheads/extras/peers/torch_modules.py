@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.peers.holding import TRANSFORMER, Holds
 from manyheads.extras.peers.peer import Options, Peer, own_heads, require
+from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention, mask_of_torch
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.model import Decoder, Encoder
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
-from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
     from manyheads.extras.peers.layout import Layout

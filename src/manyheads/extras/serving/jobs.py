@@ -18,8 +18,8 @@ from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import pattern_grammar
 from manyheads.decoding.text_ids import Hypothesis, padded
 from manyheads.errors import RequestError, refuse_nan
-from manyheads.models.attentions import attentions_of
 from manyheads.models.protocols import Scorable
+from manyheads.nn.attention.observing import attentions_of
 
 if TYPE_CHECKING:
     from manyheads.decoding.engines import SearchEngine

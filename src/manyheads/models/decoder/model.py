@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes, check_marks
-from manyheads.models.decoder.config import DecoderConfig
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Causal, Dense, Mask, dense_mask
@@ -20,7 +19,10 @@ from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
 from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of_kind
 from manyheads.nn.pytrees import State, register_state
-from manyheads.nn.shapes import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.models.decoder.config import DecoderConfig
+    from manyheads.nn.shapes import Bool, Float, Int
 
 
 @register_state

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError, RequestError
 from manyheads.models.size_checks import check_heads_divide, check_tied_sizes
-from manyheads.nn.attention.lsh_settings import LSHSettings
+from manyheads.nn.attention.settings import LSHSettings
 
 HashRounds = int | Literal["full"]
 """A number of hash rounds, or `full`: exact attention."""

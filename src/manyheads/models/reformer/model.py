@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes, check_marks
-from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import KeyValueCache
 from manyheads.nn.attention.local import LocalSelfAttention
@@ -31,8 +30,11 @@ from manyheads.nn.kernels.reversible import recomputed, through_sublayers
 from manyheads.nn.layers import Dropout, FeedForward
 from manyheads.nn.positions import AxialPositions, TokenEmbedding, positions_of_kind
 from manyheads.nn.pytrees import State, register_state
-from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from manyheads.models.reformer.config import LayerKind, ReformerConfig, ReformerSeq2SeqConfig
+    from manyheads.nn.shapes import Bool, Float, Int
 
 Cache = LSHCache | KeyValueCache
 

@@ -7,13 +7,12 @@ the two streams is that of trax.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.models.composites import Seq2Seq
-from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.reformer.model import FeedForwardSublayer
 from manyheads.models.size_checks import check_vocabularies
 from manyheads.nn.attention.cache import DecoderState, KeyValueCache, source_mask
@@ -25,8 +24,11 @@ from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.reversible import through_sublayers
 from manyheads.nn.layers import Dropout
 from manyheads.nn.positions import TokenEmbedding, positions_of_kind
-from manyheads.nn.shapes import Float, Int
 from manyheads.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from manyheads.models.reformer.config import ReformerSeq2SeqConfig
+    from manyheads.nn.shapes import Float, Int
 
 Kept = tuple[Tensor, ...]
 Past = KeyValueCache | LSHCache

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 from manyheads.catalogue import ATTENTIONS
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, between, check, set_tuples
 from manyheads.errors import ConfigError
-from manyheads.models.head_names import HEAD_KINDS, HeadKind
-from manyheads.models.size_checks import Activation, check_attention_options, check_tied_sizes
-from manyheads.nn.attention.kinds import DotProductAttentionConfig
+from manyheads.models.size_checks import (
+    HEAD_KINDS,
+    Activation,
+    HeadKind,
+    check_attention_options,
+    check_tied_sizes,
+)
+from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.nn.attention.kinds import AttentionConfig
+    from manyheads.nn.attention.settings import AttentionConfig
 else:
     AttentionConfig = Union[tuple(ATTENTIONS.values())]  # noqa: UP007  (the classes are in the table)
 

@@ -6,27 +6,28 @@ Paper: Vaswani et al. 2017, "Attention Is All You Need", arXiv:1706.03762; the l
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import TYPE_CHECKING, ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.data.batch import PackedBatch
 from manyheads.models.composites import Seq2Seq
-from manyheads.models.head_names import HeadKind
-from manyheads.models.size_checks import check_vocabularies
-from manyheads.models.transformer.config import TransformerConfig
+from manyheads.models.size_checks import HeadKind, check_vocabularies
 from manyheads.nn.attention.cache import DecoderLayerStep, DecoderState, KeyValueCache, source_mask
 from manyheads.nn.attention.masks import Causal, Lengths, Mask, NeverEmpty, Segments
 from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.dropout import numbered_tokens
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
 from manyheads.nn.positions import RotaryPositions, TokenEmbedding, positions_of_kind
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.data.batch import PackedBatch
+    from manyheads.models.transformer.config import TransformerConfig
+    from manyheads.nn.attention.relative_bias import RelativeBias
+    from manyheads.nn.shapes import Float, Int
 
 
 def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decoder"]) -> list[RelativeBias | None]:
@@ -34,6 +35,8 @@ def relative_biases(config: TransformerConfig, stack: Literal["encoder", "decode
     heads = config.heads_by_layer()[stack]
     if not config.relative_bias:
         return [None] * len(heads)
+    from manyheads.nn.attention.relative_bias import RelativeBias
+
     made: list[RelativeBias | None] = [
         RelativeBias(count, config.relative_bias, causal=stack == "decoder")
         for count in (heads if config.has_pruned(stack) else heads[:1])

@@ -12,8 +12,7 @@ from typing import ClassVar, Literal
 
 from manyheads.config.checks import BELOW_ONE, MOST_LAYERS, MOST_UNITS, at_least, between, check, set_tuples
 from manyheads.errors import ConfigError
-from manyheads.models.head_names import HeadKind
-from manyheads.models.size_checks import check_heads_divide
+from manyheads.models.size_checks import HeadKind, check_heads_divide
 
 AttentionKind = Literal["relative", "relative_learned", "absolute", "absolute_learned"]
 """Attention types 0 to 3 of the official code, in this order."""

@@ -6,27 +6,27 @@ Paper: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
 from manyheads.models.composites import LanguageModel, check_evaluates, check_lanes
-from manyheads.models.head_names import HeadKind
-from manyheads.models.size_checks import check_vocabularies
+from manyheads.models.size_checks import HeadKind, check_vocabularies
 from manyheads.models.transformer_xl.config import Attending, TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState, XLStep
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, NeverEmpty, Window
 from manyheads.nn.attention.multi_head import MultiHeadAttention
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.heads.adaptive import AdaptiveEmbedding, AdaptiveHead
 from manyheads.nn.heads.linear import LinearHead
 from manyheads.nn.kernels.linear import low_precision
 from manyheads.nn.layers import Dropout, FeedForward, Residual, build_norm
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Float, Int
 
 
 class RelativeLayer(nn.Module):
@@ -135,7 +135,11 @@ class AbsoluteLayer(nn.Module):
 def _relative_attention(config: TransformerXLConfig, heads: int) -> RelativeAttention:
     sizes = (config.d_model, heads, config.width_of_heads)
     if config.attention != "relative_learned":
-        bias = RelativeBias(heads, config.relative_bias, causal=True) if config.relative_bias else None
+        bias = None
+        if config.relative_bias:
+            from manyheads.nn.attention.relative_bias import RelativeBias
+
+            bias = RelativeBias(heads, config.relative_bias, causal=True)
         return RelativeAttention(*sizes, dropout=config.attention_dropout, relative_bias=bias)
     return LearnedRelativeAttention(*sizes, max_len=config.max_len, dropout=config.attention_dropout)
 

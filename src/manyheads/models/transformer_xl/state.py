@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ from manyheads.models.transformer_xl.config import Attending
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache, valid_columns
 from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
-from manyheads.nn.shapes import Bool, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Int
 
 
 @dataclass(frozen=True)

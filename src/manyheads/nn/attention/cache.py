@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from torch.utils import _pytree as pytree
 from manyheads.nn.attention.masks import KeyPadding, Lengths, Mask, NeverEmpty, dense_mask
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.pytrees import State, register_state
-from manyheads.nn.shapes import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Float, Int
 
 # Slots that stay free before the first position and behind the last: a compiler makes separate programs for 0, for 1,
 # and for views of a whole buffer.

@@ -22,7 +22,6 @@ from manyheads.nn.attention.lsh_hash import (
     shared_qk_attention,
     visible_pairs,
 )
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import check_rows
 from manyheads.nn.attention.multi_head import (
     TensorLine,
@@ -32,6 +31,7 @@ from manyheads.nn.attention.multi_head import (
     split_heads,
     width_of_heads,
 )
+from manyheads.nn.attention.settings import LSHSettings
 from manyheads.nn.chunking import neighbours
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh import bucket_ranks, chunked_attention, hashed_order, sorting_order

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.lsh_hash import keys_of, sort_positions
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import policy
 from manyheads.nn.pytrees import State, register_state
-from manyheads.nn.shapes import Bool, Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.settings import LSHSettings
+    from manyheads.nn.shapes import Bool, Float, Int
 
 
 @register_state

@@ -7,17 +7,20 @@ Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 2, "Locality sensitive hashing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.settings import LSHSettings
+    from manyheads.nn.shapes import Float, Int
 
 
 def rotations(

@@ -213,6 +213,30 @@ class Bias(Mask):
 
 @register_state
 @dataclass(frozen=True)
+class ByDistance(Mask):
+    """Numbers added to the scores by the distance from the query to the key; all pairs are allowed.
+
+        >>> mask = ByDistance(torch.tensor([[-2.0, -1.0, 0.0]]), before=2)
+        >>> mask.bias(torch.tensor([3]), torch.arange(4)).tolist()
+        [[[[-2.0, -2.0, -1.0, 0.0]]]]
+
+    values: (heads, distances). before: column of the query's own position. Keys farther away than the first or the last
+        column have that column.
+    """
+
+    values: Tensor
+    before: int
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
+
+    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
+        column = (keys[None, :] - queries[:, None] + self.before).clamp(0, self.values.shape[1] - 1)
+        return self.values[:, column][None]
+
+
+@register_state
+@dataclass(frozen=True)
 class Both(Mask):
     """A mask that allows the pairs that both `first` and `second` allow."""
 
@@ -256,10 +280,10 @@ def refuse_tensor(mask: Any) -> None:
         check_tensors(mask=mask)
         raise ShapeError(
             f"a mask is a description, not a tensor (here of shape {tuple(mask.shape)}). Convert it with"
-            " manyheads.nn.conventions: from_allowed(mask, sizes) if True may be attended to, from_blocked(mask, sizes)"
-            " if True may not (torch's attn_mask and key_padding_mask), from_additive(mask, sizes) if it is added to"
-            " the scores, from_valid_lens(mask) if it holds numbers of valid keys, from_sequence_first(mask) if it is"
-            " (q_len, k_len, batch)."
+            " manyheads.extras.peers.conventions: from_allowed(mask, sizes) if True may be attended to,"
+            " from_blocked(mask, sizes) if True may not (torch's attn_mask and key_padding_mask), from_additive(mask,"
+            " sizes) if it is added to the scores, from_valid_lens(mask) if it holds numbers of valid keys,"
+            " from_sequence_first(mask) if it is (q_len, k_len, batch)."
         )
 
 

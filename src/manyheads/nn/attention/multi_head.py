@@ -6,7 +6,7 @@ Paper: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from manyheads.errors import ArgumentError, ConfigError, ShapeError
 from manyheads.nn.attention.cache import CacheStep, KeyValueCache
 from manyheads.nn.attention.masks import Mask, NeverEmpty, check_rows, refuse_tensor
-from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.attention.scores import check_vectors
 from manyheads.nn.kernels.attention import dot_product_attention, dot_product_scores, masked_weights
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.layers import Linear, initialise
 from manyheads.nn.positions import RotaryPositions, rotate
-from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, explained
+from manyheads.nn.shapes import Float, check_axes, check_rates, check_sizes, check_vectors, explained
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.relative_bias import RelativeBias
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")

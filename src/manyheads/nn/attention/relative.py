@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +27,15 @@ from manyheads.nn.attention.multi_head import (
     split_heads,
     width_of_heads,
 )
-from manyheads.nn.attention.relative_bias import RelativeBias
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.linear import Packed, linears
 from manyheads.nn.kernels.relative import relative_attention, relative_weights
 from manyheads.nn.layers import Linear
 from manyheads.nn.positions import ExactTable, sinusoidal_table
 from manyheads.nn.shapes import Float, Int, check_rates, check_sizes, explained
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.relative_bias import RelativeBias
 
 
 class DistanceEncoding(ExactTable):

@@ -5,15 +5,16 @@ Paper: Raffel et al. 2020, "Exploring the Limits of Transfer Learning", arXiv:19
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError
-from manyheads.nn.attention.masks import Bias, Mask
-from manyheads.nn.pytrees import register_state
-from manyheads.nn.shapes import Bool, Float
+from manyheads.nn.attention.masks import Bias, ByDistance
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Float
 
 PENALTY_UNIT = 10.0
 """A trained penalty is stored divided by this: a step moves every number by about the learning rate, and penalties are
@@ -31,30 +32,6 @@ def local_slopes(num_heads: int) -> Float[Tensor, " heads"]:
     """
     steepest_first = torch.linspace(1, 7, num_heads, device="cpu")
     return 2.0**-steepest_first if num_heads > 1 else torch.tensor([0.5], device="cpu")
-
-
-@register_state
-@dataclass(frozen=True)
-class ByDistance(Mask):
-    """Numbers added to the scores by the distance from the query to the key; all pairs are allowed.
-
-        >>> mask = ByDistance(torch.tensor([[-2.0, -1.0, 0.0]]), before=2)
-        >>> mask.bias(torch.tensor([3]), torch.arange(4)).tolist()
-        [[[[-2.0, -2.0, -1.0, 0.0]]]]
-
-    values: (heads, distances). before: column of the query's own position. Keys farther away than the first or the last
-        column have that column.
-    """
-
-    values: Tensor
-    before: int
-
-    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
-        return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=keys.device)
-
-    def bias(self, queries: Tensor, keys: Tensor) -> Tensor:
-        column = (keys[None, :] - queries[:, None] + self.before).clamp(0, self.values.shape[1] - 1)
-        return self.values[:, column][None]
 
 
 class RelativeBias(nn.Module):

@@ -1,12 +1,12 @@
-"""Sampled softmax: a training loss over a few candidates instead of the whole vocabulary.
+"""The linear head: log-probabilities from hidden states, or a loss from hidden states and targets.
 
-The linear head: log-probabilities from hidden states, or a loss from hidden states and targets.
+Sampled softmax is a training loss over a few candidates instead of the whole vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,9 @@ from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import Packed, linear_by
 from manyheads.nn.kernels.loss import HeadLoss, plain_loss, smoothed_loss
 from manyheads.nn.shapes import Bool, Float, Int, check_sizes, check_targets, explained
-from manyheads.nn.smoothing import SmoothingKind
+
+if TYPE_CHECKING:
+    from manyheads.nn.smoothing import SmoothingKind
 
 
 class LogUniformCandidates:

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError, TensorTypeError
-from manyheads.nn.attention.masks import Bias, Both, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
-from manyheads.nn.attention.relative_bias import ByDistance
+from manyheads.nn.attention.masks import Bias, Both, ByDistance, Causal, Dense, Mask, NeverEmpty, Segments, dense_bias
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.shapes import Bool, Float, check_tensors, explained

@@ -9,7 +9,7 @@ Paper: Szegedy et al. 2016, arXiv:1512.00567, sec. 7. Symbols: epsilon = label_s
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +19,10 @@ from torch.torch_version import TorchVersion
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.linear import autocast_dtype, linear, product, product_of_rows
 from manyheads.nn.kernels.modes import first_derivative_only
-from manyheads.nn.kernels.reversible import checkpointed
-from manyheads.nn.shapes import Bool, Float, Int
 from manyheads.nn.smoothing import SmoothingKind, spread
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Bool, Float, Int
 
 HeadLoss = tuple[Tensor, Tensor]
 """(loss_sum, nll_sum): the smoothed and the plain negative log-likelihood, summed over tokens, in nats."""
@@ -106,6 +107,7 @@ def _chunked_formula(
     rows = max(1, policy.logit_rows_at_once(chunk_tokens, len(weight), hidden.device) // 4)
     if len(targets) <= rows:
         return plain_loss(hidden, targets, weight, bias, *smoothing)
+    from manyheads.nn.kernels.reversible import checkpointed
 
     def both(some: Tensor, wanted: Tensor) -> Tensor:
         return torch.stack(plain_loss(some, wanted, weight, bias, *smoothing))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +26,6 @@ from manyheads.nn.attention.lsh_hash import (
     sort_positions,
     visible_pairs,
 )
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.attention.masks import zero_padding
 from manyheads.nn.chunking import chunk_slices
 from manyheads.nn.kernels import modes, policy
@@ -34,7 +33,10 @@ from manyheads.nn.kernels.dropout import dropout
 from manyheads.nn.kernels.lsh_chunks import SAFE_SCORE, Layout, SortedRows, ranks_of, sorted_groups
 from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.reversible import checkpointed
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.settings import LSHSettings
+    from manyheads.nn.shapes import Float, Int
 
 
 def attend_pairs(

@@ -9,14 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.dropout import scaled_mask
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.settings import LSHSettings
 
 SAFE_SCORE = 60.0
 """Up to this bound softmax needs no shift: exp(60), exp(-60) and sums of thousands of them are within the range of

@@ -114,7 +114,7 @@ def as_if_longer(times: float) -> AbstractContextManager[None]:
 
 
 _tf32_lock = threading.Lock()
-_tf32_blocks, _before_tf32 = 0, "highest"
+_tf32_blocks, _before_tf32 = 0, ("highest", "none", "none")
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def tf32_products(enabled: bool = True) -> Iterator[None]:
         return
     with _tf32_lock:
         if not _tf32_blocks:
-            _before_tf32 = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high")
+            _before_tf32 = _product_settings()
+            torch.set_float32_matmul_precision("high")  # sets the settings of the libraries, too
         _tf32_blocks += 1
     try:
         yield
@@ -138,7 +138,29 @@ def tf32_products(enabled: bool = True) -> Iterator[None]:
         with _tf32_lock:
             _tf32_blocks -= 1
             if not _tf32_blocks:
-                torch.set_float32_matmul_precision(_before_tf32)
+                whole, *each = _before_tf32
+                torch.set_float32_matmul_precision(whole)
+                for library, precision in zip(_product_libraries(), each, strict=True):
+                    library.fp32_precision = precision
+
+
+def _product_libraries() -> tuple[Any, Any]:
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def _product_settings() -> tuple[str, str, str]:
+    """Return torch's precision of products, the older setting and those of the libraries that took its place.
+
+    torch refuses to read the older one where a library computes in TF32 and it says "highest".
+    """
+    try:
+        whole = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        whole = "highest"
+    of_all = torch.backends.fp32_precision  # type: ignore[attr-defined]
+    # A library without a setting of its own shows that of all; "none" keeps it so.
+    cuda, mkldnn = (found if (found := one.fp32_precision) != of_all else "none" for one in _product_libraries())
+    return whole, cuda, mkldnn
 
 
 @contextmanager

@@ -569,16 +569,8 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-# Top-k.
-
-
-# With fewer numbers than this, a search by blocks is not faster.
-_WORTH_BLOCKS = 1 << 15
-
-
-def searches_blocks(device: torch.device, count: int = _WORTH_BLOCKS) -> bool:
-    """Return whether a vectorised pass over blocks of `count` numbers is faster than torch's topk or argmax.
-
-    It is faster on CPUs, where torch's functions compare one number at a time.
+def searches_blocks(device: torch.device) -> bool:
+    """Return whether a vectorised pass over blocks of numbers is faster than torch's topk: on CPUs, where that compares
+    one number at a time.
     """
-    return device.type == "cpu" and count >= _WORTH_BLOCKS
+    return device.type == "cpu"

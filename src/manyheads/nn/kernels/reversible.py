@@ -7,6 +7,8 @@ Two streams a and b pass through sublayers f_0, f_1, f_2, ..., which change them
 Each step can be undone: a - f_0(b) is the a before it, because b has not changed. With f_0 = F (attention) and f_1 = G
 (feed-forward), two sublayers are the layer of the paper, y1 = x1 + F(x2), y2 = x2 + G(y1).
 
+`ReversibleSequence` makes such layers of any modules, for your own models.
+
 Paper: Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7 to 9.
 """
 
@@ -21,9 +23,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from manyheads.errors import ShapeError
 from manyheads.nn.chunking import chunk_slices, in_chunks
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.modes import first_derivative_only
+from manyheads.nn.shapes import Float, check_tensors, explained
 
 _uncompiled: Any = None
 
@@ -397,3 +401,53 @@ class _Coupling(torch.autograd.Function):
         others = [next(totals) if one.requires_grad else None for one in (*shared, *parameters)]
         through = _changed((grads[0], grads[1]), 1 - target, grad_source)
         return None, *through, *others
+
+
+class ReversibleSequence(nn.Module):
+    """Layers of two modules each, F and G. The backward pass stores two streams, whatever the number of layers.
+
+        >>> from manyheads.nn import FeedForward, MultiHeadAttention
+        >>> layers = [(MultiHeadAttention(16, 4), FeedForward(16, 64)) for _ in range(3)]
+        >>> y1, y2 = ReversibleSequence(layers)(torch.randn(2, 5, 16), torch.randn(2, 5, 16))
+        >>> y1.shape, y2.shape
+        (torch.Size([2, 5, 16]), torch.Size([2, 5, 16]))
+
+    Paper: Kitaev et al. 2020, arXiv:2001.04451, sec. 3, eq. 7: y1 = x1 + F(x2), y2 = x2 + G(y1).
+    Args:
+        layers: pairs of modules that map a stream to one of the same shape; of a tuple the first element is used.
+        reversible: False: ordinary backpropagation, for comparison.
+
+    torch.compile produces one graph without gradients, or with `reversible=False`; otherwise use `fullgraph=False`.
+    Cost: see `nn.reversible.through_sublayers`: the backward pass computes every F and G once more.
+    """
+
+    def __init__(self, layers: Iterable[tuple[nn.Module, nn.Module]], *, reversible: bool = True) -> None:
+        super().__init__()
+        self.sublayers = nn.ModuleList(_Added(module) for layer in layers for module in layer)
+        self.reversible = reversible
+
+    @explained
+    def forward(
+        self, x1: Float[Tensor, "batch length d_model"], x2: Float[Tensor, "batch length d_model"]
+    ) -> tuple[Float[Tensor, "batch length d_model"], Float[Tensor, "batch length d_model"]]:
+        """Return both streams after all layers."""
+        check_tensors(x1=x1, x2=x2)
+        if x1.shape != x2.shape:
+            raise ShapeError(f"x1 has shape {tuple(x1.shape)} and x2 {tuple(x2.shape)}; both streams need one shape.")
+        return through_sublayers(self.sublayers, x1, x2, reversible=self.reversible)
+
+
+class _Added(nn.Module):
+    """A module as `nn.reversible.Sublayer`."""
+
+    chunk_len = 0
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(
+        self, x: Tensor, context: Any, shared: tuple[Tensor, ...], kept: tuple[Tensor, ...] | None
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        out = self.module(x)
+        return (out[0] if isinstance(out, tuple) else out), ()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from manyheads.nn.attention.lsh_settings import LSHSettings
+    from manyheads.nn.attention.settings import LSHSettings
 
 _JOINERS = "\u200c\u200d"
 """Invisible joiners. Without them the characters around them would be other letters, or several emoji."""

@@ -18,6 +18,7 @@ from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.inspect.heads.names import Head, all_heads, prunable
 from manyheads.extras.inspect.heads.scores import (
     HeadLook,
     head_ablations,
@@ -26,7 +27,6 @@ from manyheads.extras.inspect.heads.scores import (
     normalised_importance,
 )
 from manyheads.models.composites import LanguageModel, Seq2Seq
-from manyheads.models.head_names import Head, all_heads, prunable
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section

@@ -35,12 +35,12 @@ from manyheads.extras.inspect.heads.judging import (
     open_named_model,
     pruning_order,
 )
+from manyheads.extras.inspect.heads.names import Head, all_heads, kept_heads, parse_heads, prunable
 from manyheads.extras.inspect.heads.scores import attention_layers, check_heads, nats_per_token
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.files.verify import json_text
 from manyheads.models.composites import LanguageModel, Seq2Seq
-from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads, prunable
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
 from manyheads.tasks.table import task_of_folder
@@ -169,7 +169,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
 
     Args:
         name: of a model folder, a run folder, or a model on the hub.
-        removed: names of heads (see `head_names.parse_heads`).
+        removed: names of heads (see `names.parse_heads`).
         output: the model folder.
         replace: replace an existing output.
 

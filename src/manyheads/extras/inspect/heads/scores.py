@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import DataError, RequestError, ShapeError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
+from manyheads.extras.inspect.heads.names import Head, all_heads, prunable
 from manyheads.models.composites import LanguageModel, Seq2Seq
-from manyheads.models.head_names import Head, HeadKind, all_heads, prunable
 from manyheads.nn.attention.observing import observe
 from manyheads.nn.kernels.modes import fast
+
+if TYPE_CHECKING:
+    from manyheads.models.size_checks import HeadKind
 
 Model = Seq2Seq | LanguageModel
 Batches = Sequence[PairBatch] | Sequence[SegmentBatch]

@@ -5,7 +5,7 @@ The functions here can be imported without Triton; they check what is given, and
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from manyheads.errors import RequestError, ShapeError
 from manyheads.nn.attention.masks import Mask, dense_mask
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.attention import check_distances
-from manyheads.nn.shapes import Float, Int
+
+if TYPE_CHECKING:
+    from manyheads.nn.shapes import Float, Int
 
 
 def _rows_in_memory(x: Tensor) -> Tensor:

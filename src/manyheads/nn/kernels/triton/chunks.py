@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.attention.lsh_settings import LSHSettings
 from manyheads.nn.kernels.modes import first_derivative_only
 from manyheads.nn.kernels.triton.tiles import (
     Tiles,
@@ -36,6 +35,9 @@ from manyheads.nn.kernels.triton.tiles import (
     store_rows,
     wide,
 )
+
+if TYPE_CHECKING:
+    from manyheads.nn.attention.settings import LSHSettings
 
 POSITIONS = 32
 """Positions of which a program combines the rounds."""

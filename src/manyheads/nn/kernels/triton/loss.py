@@ -6,12 +6,15 @@ Milakov and Gimelshein 2018, arXiv:1805.02867: maximum and sum of a softmax are 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from manyheads.nn.smoothing import Spread
+if TYPE_CHECKING:
+    from manyheads.nn.smoothing import Spread
 
 COLUMNS, WARPS = 4096, 8
 """Logits that a program reads at once, and its groups of 32 threads. Its shared memory is a few hundred bytes."""

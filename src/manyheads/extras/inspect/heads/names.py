@@ -7,14 +7,12 @@ Layers and heads are counted from 0, as in the names of parameters. A config say
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from manyheads.errors import RequestError
 
-HeadKind = Literal["encoder", "decoder", "cross"]
-"""Self-attention of the encoder, of the decoder or of a language model, and attention of the decoder to the source."""
-
-HEAD_KINDS: tuple[HeadKind, ...] = ("encoder", "decoder", "cross")
+if TYPE_CHECKING:
+    from manyheads.models.size_checks import HeadKind
 
 _NAMES: dict[HeadKind, str] = {"encoder": "encoder.{}.self", "decoder": "decoder.{}.self", "cross": "decoder.{}.cross"}
 

@@ -14,7 +14,9 @@ import torch
 from slices import drawn
 from torch import Tensor, nn
 
-from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
+
+pytestmark = pytest.mark.usefixtures("fast_and_seeded")
 
 EMBED, HEADS, BATCH, QUERIES, KEYS = 6, 2, 3, 4, 5
 

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ManyHeadsError, RequestError, ShapeError
-from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention
+from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention
+
+pytestmark = pytest.mark.usefixtures("fast_and_seeded")
 
 COUNTS = [300, pytest.param(1000, marks=pytest.mark.slow)]
 

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ShapeError
-from manyheads.nn.attention.masks import Bias, Causal, Dense, Mask, dense_bias, dense_mask
-from manyheads.nn.attention.multi_head import MultiHeadAttention
-from manyheads.nn.attention.relative import RelativeAttention
-from manyheads.nn.conventions import (
+from manyheads.extras.peers.conventions import (
     Sizes,
     from_additive,
     from_allowed,
@@ -20,6 +17,10 @@ from manyheads.nn.conventions import (
     from_sequence_first,
     from_valid_lens,
 )
+from manyheads.nn.attention.masks import Dense, Mask, dense_bias, dense_mask
+from manyheads.nn.attention.multi_head import MultiHeadAttention
+
+pytestmark = pytest.mark.usefixtures("fast_and_seeded")
 
 SIZES = Sizes(batch=2, num_heads=3, q_len=4, k_len=5)
 FULL = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(4)) < 0.5  # (batch, heads, q_len, k_len)
@@ -136,49 +137,6 @@ def test_additive_masks_add_and_block() -> None:
         assert torch.equal(out[:, 0], layer.out_proj.bias.expand(2, 12))
     half = from_additive(torch.full((4, 4), torch.finfo(torch.float16).min, dtype=torch.float16), sizes)
     assert not dense_bias(half, 4, 4, x.device)[0].any()  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
-def test_a_bias_on_both_paths(path: str, bf16: bool) -> None:
-    """Products and SDPA alike, with gradients to what is added, and zeros where nothing is left."""
-    layer = MultiHeadAttention(12, 3).eval()
-    x = torch.randn(2, 4, 12)
-    values = torch.randn(3, 4, 4).requires_grad_()
-    row = torch.zeros(4, 4).index_fill(0, torch.tensor([2]), -torch.inf)
-    mask = Causal() & Bias(values[None] * 1.0) & Bias(row)
-    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-        out, _ = layer(x, mask=mask)
-    q, k, v = layer._project_together(x)
-    blocked = (torch.ones(4, 4).triu(1) > 0) | row.isneginf()
-    scores = (q @ k.transpose(-1, -2) / 2 + values).masked_fill(blocked, -1e30)
-    weights = torch.softmax(scores, dim=-1).masked_fill(blocked, 0.0)
-    wanted = layer.out_proj((weights @ v).transpose(1, 2).flatten(2))
-    tolerance = 3e-2 if bf16 else 1e-5
-    torch.testing.assert_close(out.float(), wanted, atol=tolerance, rtol=tolerance)
-    (gradient,) = torch.autograd.grad(out.float().square().sum(), values)
-    (exact,) = torch.autograd.grad(wanted.square().sum(), values)
-    torch.testing.assert_close(gradient, exact, atol=4 * tolerance, rtol=4 * tolerance)
-    assert gradient.isfinite().all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_bias_below_the_range_of_the_scores_does_not_forbid(path: str, dtype: torch.dtype) -> None:
-    """Only -inf does: the lowest number of float32 on a whole row would otherwise give NaN."""
-    layer = MultiHeadAttention(12, 3).eval().to(dtype)
-    x = torch.randn(2, 4, 12, dtype=dtype, requires_grad=True)
-    lowest = torch.zeros(4, 4).index_fill(0, torch.tensor([2]), torch.finfo(torch.float32).min)
-    out, _ = layer(x, mask=Bias(lowest))
-    out.float().sum().backward()
-    assert out.isfinite().all()
-    assert x.grad is not None
-    assert x.grad.isfinite().all()
-    plain, _ = layer(x.detach())
-    torch.testing.assert_close(out[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=0.02, rtol=0.02)
-
-
-def test_a_bias_is_not_dropped_in_silence() -> None:
-    with pytest.raises(ShapeError, match="cannot add a Bias to its scores"):
-        RelativeAttention(12, 3)(torch.randn(2, 4, 12), mask=Bias(torch.zeros(4, 4)))
 
 
 @pytest.mark.parametrize(
