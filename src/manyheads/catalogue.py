@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -118,6 +118,34 @@ class Table(Mapping[str, T], Generic[T]):
                     f"the {self.kind} {name} of the plug-in {origin} cannot be imported from {entry}:"
                     f" {type(error).__name__}: {error}"
                 )
+
+
+class Lazy(Mapping[str, T], Generic[T]):
+    """Name -> class, imported on access.
+
+    Args:
+        names: a function that returns the names.
+        get: name -> class.
+    """
+
+    def __init__(self, names: Callable[[], Collection[str]], get: Callable[[str], T]) -> None:
+        self._names, self._get = names, get
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._names():
+            raise KeyError(name)
+        return self._get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    __hash__ = object.__hash__  # annotations hold such objects
 
 
 @cache
@@ -390,9 +418,23 @@ def refusal(name: str) -> ConfigError | None:
     return ARCHITECTURES.refused.get(name) or ATTENTIONS.refused.get(name)
 
 
-def configs_of(task: ModelTask) -> tuple[type, ...]:
-    """The config classes of all architectures for a task."""
-    return tuple(entry.config for entry in ARCHITECTURES.values() if entry.task == task)
+def configs_of(task: ModelTask) -> Lazy[type[Any]]:
+    """Return the architectures for a task, each with its config class."""
+
+    def names() -> list[str]:
+        return [name for name, entry in ARCHITECTURES.items() if entry.task == task]
+
+    return Lazy(names, lambda name: ARCHITECTURES[name].config)
+
+
+def first_config(task: ModelTask) -> Any:
+    """Return the config of a run that names no architecture: of the first one for the task, with its defaults."""
+    configs = configs_of(task)
+    return configs[next(iter(configs))]()
+
+
+RUNS: Lazy[type[Any]] = Lazy(lambda: ARCHITECTURES, lambda name: MODEL_TASKS[ARCHITECTURES[name].task].config)
+"""model.architecture -> the settings of a run that trains it."""
 
 
 def build_model(config: Any) -> Any:
@@ -525,23 +567,21 @@ TASKS: Table[Task] = Table(
     },
 )
 
-_RUNS = "manyheads.tasks.presets"
-
 PRESETS: Table[Callable[..., Any]] = Table(
     "preset",
     {
-        "debug": f"{_RUNS}:debug",
-        "copy": f"{_RUNS}:copy",
-        "demo": f"{_RUNS}:demo",
-        "sample": f"{_RUNS}:sample",
-        "tiny": f"{_RUNS}:tiny",
-        "base": f"{_RUNS}:base",
-        "big": f"{_RUNS}:big",
-        "xl-debug": f"{_RUNS}:xl_debug",
-        "xl-demo": f"{_RUNS}:xl_demo",
-        "lm-demo": f"{_RUNS}:lm_demo",
-        "reformer-debug": f"{_RUNS}:reformer_debug",
-        "reformer-demo": f"{_RUNS}:reformer_demo",
+        "debug": f"{_TRANSLATION}.settings:debug",
+        "copy": f"{_TRANSLATION}.settings:copy",
+        "demo": f"{_TRANSLATION}.settings:demo",
+        "sample": f"{_TRANSLATION}.settings:sample",
+        "tiny": f"{_TRANSLATION}.settings:tiny",
+        "base": f"{_TRANSLATION}.settings:base",
+        "big": f"{_TRANSLATION}.settings:big",
+        "xl-debug": f"{_TEXT}.settings:xl_debug",
+        "xl-demo": f"{_TEXT}.settings:xl_demo",
+        "lm-demo": f"{_TEXT}.settings:lm_demo",
+        "reformer-debug": f"{_TEXT}.settings:reformer_debug",
+        "reformer-demo": f"{_TEXT}.settings:reformer_demo",
         "duplication": f"{_RESEARCH}.presets:duplication",
         "classifier-debug": f"{_CLASSIFICATION}.settings:classifier_debug",
         "classifier-demo": f"{_CLASSIFICATION}.settings:classifier_demo",
@@ -550,9 +590,9 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": f"{_RESEARCH}.presets:vanilla_lm",
         "vanilla-lm-64": f"{_RESEARCH}.presets:vanilla_lm_64",
-        "million": f"{_RUNS}:million",
-        "enwik8": f"{_RUNS}:enwik8",
-        "imagenet64": f"{_RUNS}:imagenet64",
+        "million": f"{_TEXT}.settings:million",
+        "enwik8": f"{_TEXT}.settings:enwik8",
+        "imagenet64": f"{_TEXT}.settings:imagenet64",
     },
 )
 """Complete runs by name: a function -> the settings of the run."""

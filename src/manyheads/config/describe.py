@@ -6,12 +6,12 @@ import dataclasses
 import inspect
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Union, get_args, get_origin
 
-from manyheads.config.files import field_types, tag_of, variants
+from manyheads.config.files import choice_of, field_types, section_of
 
 _ENTRY = re.compile(r"(\w+): (.*)", re.DOTALL)
 _HEADING = re.compile(r"[A-Z]\w+:(\s|$)")
@@ -47,27 +47,27 @@ def describe(cls: type, values: Any = None, prefix: str = "") -> Iterator[Settin
         docs.setdefault(item.name, item.metadata.get("text", ""))
         annotation = field_types(cls)[item.name]
         value = _default(item) if values is None else getattr(values, item.name)
-        classes = variants(annotation)
+        section, choice = section_of(annotation), choice_of(annotation)
         path = f"{prefix}{item.name}"
-        if len(classes) == 1:
-            yield from describe(classes[0], value, f"{path}.")
+        if section is not None:
+            yield from describe(section, value, f"{path}.")
             continue
-        if not classes:
+        if choice is None:
             default = "" if value is dataclasses.MISSING else show_value(value)
             yield Setting(path, kind_of(annotation), default, docs.get(item.name, ""))
             continue
-        tag, kinds = tag_of(classes)
+        tag, kinds = choice
         if tag != "kind":
             yield from _sections(kinds, tag, value, path)
             continue
         yield Setting(path, "|".join(kinds), getattr(value, tag, ""), docs.get(item.name, ""))
-        for kind, choice in kinds.items():
-            for inner in describe(choice, value if isinstance(value, choice) else None, f"{path}."):
+        for kind, one in kinds.items():
+            for inner in describe(one, value if isinstance(value, one) else None, f"{path}."):
                 if inner.path != f"{path}.{tag}":
                     yield dataclasses.replace(inner, help=f"({kind}) {inner.help}")
 
 
-def _sections(kinds: dict[str, type], tag: str, value: Any, path: str) -> Iterator[Setting]:
+def _sections(kinds: Mapping[str, type], tag: str, value: Any, path: str) -> Iterator[Setting]:
     """A choice of whole sections: the chosen one's settings, then what others have besides, with their names."""
     chosen = next((kind for kind, cls in kinds.items() if isinstance(value, cls)), next(iter(kinds)))
     known: set[str] = set()

@@ -56,6 +56,16 @@ def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[
     return found, shares
 
 
+def digest_of_sets(sets: Iterable[_HasDigest]) -> str:
+    """Return the digest of the data sets of a mix, in their order; of one data set, its own."""
+    first, *more = (one.digest for one in sets)
+    if not more:
+        return first
+    from manyheads.data.mixing import mixed_digest
+
+    return mixed_digest([first, *more])
+
+
 def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], Data]) -> dict[str, Data]:
     """Return the data sets of a run. If the run begins from a model, the model's data set comes first.
 

@@ -5,7 +5,7 @@ Nothing here imports torch: `--help` reads this table.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +14,6 @@ from manyheads.config.files import load_yaml
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import MOST_BYTES, read_object
-from manyheads.training.settings import RunConfig
-
-
-class _Runs(Mapping[str, type[RunConfig]]):
-    """model.architecture -> the settings of a run that trains it, imported on access."""
-
-    def __getitem__(self, name: str) -> type[RunConfig]:
-        return MODEL_TASKS[ARCHITECTURES[name].task].config
-
-    def __contains__(self, name: object) -> bool:
-        return name in ARCHITECTURES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(ARCHITECTURES)
-
-    def __len__(self) -> int:
-        return len(ARCHITECTURES)
-
-
-RUNS = _Runs()
 
 
 def task_of_folder(name: str) -> str | None:

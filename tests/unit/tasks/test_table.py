@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.catalogue import ARCHITECTURES, PRESETS, TASKS
+from manyheads.catalogue import ARCHITECTURES, PRESETS, RUNS, TASKS
 from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.extras.research.presets import duplication
-from manyheads.tasks.table import RUNS, task_of_folder
+from manyheads.tasks.table import task_of_folder
 from manyheads.training.run.objective import open_objective
 
 

@@ -164,7 +164,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 CONFIG = """
 from dataclasses import replace
-from manyheads.tasks.presets import reformer_demo
+from manyheads.tasks.language_modelling.settings import reformer_demo
 demo = reformer_demo()
 CONFIG = replace(demo, num_threads=1, model=replace(
     demo.model, num_layers=2, layers=("local", "lsh"), max_len=65536, axial_shape=(256, 256)))

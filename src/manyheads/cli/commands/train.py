@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, SIZED_BY_PRECISION, load
-from manyheads.cli.command_line.parsing import fill, help_page, option_lines, option_rows, read
+from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, RUNS, SIZED_BY_PRECISION, load
+from manyheads.cli.command_line.parsing import Given, fill, help_page, option_lines, option_rows, read
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
@@ -25,9 +25,7 @@ from manyheads.config.options import CommandPage, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
 from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError, RankLostError
-from manyheads.tasks.settings_resolution import resolve_run
-from manyheads.tasks.table import RUNS
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.settings_resolution import likely_architecture, resolve_run
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -135,7 +133,7 @@ def read_arguments(
 
     Raises: ConfigError: unknown options, and all that `tasks.settings_resolution.resolve_run` refuses, in one message.
     """
-    given = read(TrainOptions, arguments, tuple(RUNS.values()))
+    given = _read(arguments)
     try:
         options = fill(TrainOptions, given)
     except ConfigError as error:  # continue with the options that are certain, to find further mistakes
@@ -163,6 +161,15 @@ def read_arguments(
     return options, config
 
 
+def _read(arguments: Sequence[str]) -> Given:
+    """Sort the arguments. The settings of other architectures are imported only if those of the likely one are not all
+    that is given, or there is a mistake, for which a name of any of them may be suggested."""
+    options = read(TrainOptions, arguments).options
+    name = likely_architecture(options.get("preset"), options.get("config", ()))
+    given = read(TrainOptions, arguments, (RUNS[name],), architecture=name)
+    return read(TrainOptions, arguments, tuple(RUNS.values())) if given.mistakes else given
+
+
 def size_by_precision(
     arguments: Sequence[str], options: TrainOptions, config: RunConfig, resume: str, group: Group | None = None
 ) -> RunConfig:
@@ -182,7 +189,7 @@ def settings_page(preset: str) -> str:
     """The help page of `train`. preset: whose settings are the defaults in it; empty for none."""
     presets = option_lines((name, (make.__doc__ or "").partition("\n")[0]) for name, make in PRESETS.items())
     sections = [("options", option_lines(option_rows(TrainOptions))), ("presets", presets)]
-    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else TrainConfig()
+    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else RUNS[next(iter(RUNS))]()
     chosen = f"preset {preset}" if preset in PRESETS else "without a preset"
     by_section: dict[str, list[tuple[str, str]]] = {}
     for setting in describe(type(defaults), defaults):

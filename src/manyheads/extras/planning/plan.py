@@ -19,10 +19,9 @@ from manyheads.config.describe import show_value
 from manyheads.config.files import Source, from_dotted, to_dotted
 from manyheads.data.prepared_folder import read_prepared
 from manyheads.errors import ConfigError, DataError
-from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.presets import demo, xl_demo
+from manyheads.tasks.language_modelling.settings import TextConfig, xl_demo
 from manyheads.tasks.table import json_or_empty
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.translation.settings import TrainConfig, demo
 from manyheads.text.pipeline import MAX_FILE_BYTES
 
 N = TypeVar("N", int, float)

@@ -16,13 +16,12 @@ from torch import Tensor
 from manyheads.data.cooccurrence import count_ids, neighbour_embeddings
 from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentStream
-from manyheads.data.mixing import MixedSegments, lanes_of, mixed_digest
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
+from manyheads.tasks.data_sets import begin_embeddings, digest_of_sets, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
@@ -30,6 +29,7 @@ from manyheads.training.run.objective import PlainObjective, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
+    from manyheads.data.mixing import MixedSegments
     from manyheads.data.settings import SegmentSettings
     from manyheads.distributed.group import Group
     from manyheads.models.composites import LanguageModel
@@ -55,7 +55,7 @@ class LanguageObjective(PlainObjective):
             config.data, lambda settings: open_text(settings, config.vocabulary, data_dir, progress=progress)
         )
         self.data = self.sets[config.data.path]
-        self.digest = mixed_digest([one.digest for one in self.sets.values()])
+        self.digest = digest_of_sets(self.sets.values())
         vocabulary = self.data.vocabulary
         is_too_small = 0 < config.model.vocab_size < vocabulary.vocab_size
         if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
@@ -86,6 +86,8 @@ class LanguageObjective(PlainObjective):
         settings, names = self.config.data, list(self.sets)
         if ext_len := getattr(self.config.model, "ext_len", 0):
             raise ConfigError(f"model.ext_len is {ext_len}, which a mix of texts cannot have; set it to 0.")
+        from manyheads.data.mixing import MixedSegments, lanes_of
+
         lanes = lanes_of([self.shares[name] for name in names], settings.lanes)
         streams = [
             self._stream(self.sets[name], replace(settings, mix=(), path=name, lanes=count, accumulate=1))

@@ -13,22 +13,21 @@ import torch
 from manyheads.catalogue import TASKS
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora import NUM_TRAIN
-from manyheads.data.mixing import join_pairs, mixed_digest
 from manyheads.data.translation.batches import TrainingStream
-from manyheads.data.translation.bpe_dropout import BpeDropout
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
+from manyheads.tasks.data_sets import begin_embeddings, digest_of_sets, fewer_tokens, known_sets, open_sets
 from manyheads.tasks.held_out import chosen_split
 from manyheads.tasks.translation.validator import Validator, build_translate
 from manyheads.training.run.objective import PlainObjective, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
+    from manyheads.data.translation.bpe_dropout import BpeDropout
     from manyheads.distributed.group import Group
     from manyheads.models.composites import Seq2Seq
     from manyheads.tasks.translation.settings import TrainConfig
@@ -52,7 +51,7 @@ class TranslationObjective(PlainObjective):
             lambda settings: open_data(settings, config.tokenizer, config.seed, data_dir, progress=progress),
         )
         self.data = self.sets[config.data.path]
-        self.digest = mixed_digest([one.digest for one in self.sets.values()])
+        self.digest = digest_of_sets(self.sets.values())
         self._asked, self._choice = config, _tokenizer(config, self.data)
         self.config = _with_tokenizer(_resolve(config, self.data), self._choice)
         self.model_config, self.generation = self.config.model, self.config.decoding
@@ -64,6 +63,8 @@ class TranslationObjective(PlainObjective):
         ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
         dropout = _dropout(config, self.data)
         if self.shares:
+            from manyheads.data.mixing import join_pairs
+
             stores = {name: one.train for name, one in self.sets.items()}
             mix = [(name, len(store), self.shares[name]) for name, store in stores.items()]
             joined = join_pairs(list(stores.values()))
@@ -169,8 +170,11 @@ def _validator(data: PreparedData) -> type[Validator]:
 
 def _dropout(config: TrainConfig, data: PreparedData) -> BpeDropout | None:
     """Raises: ConfigError: the tokenizer of the data has no merges to leave out."""
-    probability = config.data.bpe_dropout
-    return BpeDropout(data.tokenizer, probability, config.seed) if probability else None
+    if not config.data.bpe_dropout:
+        return None
+    from manyheads.data.translation.bpe_dropout import BpeDropout
+
+    return BpeDropout(data.tokenizer, config.data.bpe_dropout, config.seed)
 
 
 def _tokenizer(config: TrainConfig, data: PreparedData) -> TokenizerChoice:

@@ -24,13 +24,6 @@ from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError
 from manyheads.nn.kernels.modes import by_fixed_rules, fast, tf32_products
 from manyheads.nn.kernels.policy import tf32_lack
-from manyheads.nn.kernels.precision import (
-    LEAST_SPEED_UP,
-    OVERRIDE,
-    FixedPrecision,
-    PrecisionMeasurement,
-    measure_precision,
-)
 from manyheads.training.run.resume import freeze
 from manyheads.training.run.run_folder import RunFolder
 from manyheads.training.settings import RunConfig
@@ -203,6 +196,8 @@ def _decide(
     asked: str, device: torch.device, stored: FixedPrecision | None, log: Callable[[str, Level], None]
 ) -> FixedPrecision:
     if asked == "auto" and stored is None:
+        from manyheads.nn.kernels.precision import measure_precision
+
         measured = measure_precision(device)
         log(f"precision auto: {measured.choice}{_reason(measured)}", "info")
         return measured.choice
@@ -212,6 +207,8 @@ def _decide(
         raise ConfigError(f"The precision is tf32, {lack}: --precision fp32.")
     if precision != "bf16":
         return precision
+    from manyheads.nn.kernels.precision import LEAST_SPEED_UP, measure_precision
+
     measured = measure_precision(device)
     resumed = asked == "auto" or asked == stored
     remedy = "use --precision fp32" if resumed else "use --precision auto or fp32"
@@ -230,6 +227,8 @@ def _decide(
 
 
 def _reason(measured: PrecisionMeasurement) -> str:
+    from manyheads.nn.kernels.precision import OVERRIDE
+
     if measured.bf16_factor is None:
         return f" (set by the environment variable {OVERRIDE})"
     return f" (bf16 matrix products run at {measured.bf16_factor:.2g} times the rate of fp32 ones on this machine)"

@@ -21,10 +21,8 @@ from manyheads.errors import CheckpointError, ConfigError, DataError
 from manyheads.files.verify import file_sha256
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import data_notice, load_portable_state, load_weights, portable_state, read_config
-from manyheads.text.of_folder import load_vocabulary
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import Vocabulary
-from manyheads.text.vocabulary_extension import old_ids_of
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
@@ -59,6 +57,8 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
             f" {settings.sha256[:12]}.... Give --init {settings.model} and --resume none to begin from the new ones."
         )
     old_size = _check_ids(settings.model, folder, tokenizer)
+    from manyheads.text.vocabulary_extension import old_ids_of
+
     replaced = old_ids_of(tokenizer, old_size)
     before, now = read_config(folder), model.config
     growths = {getattr(now, name) - getattr(before, name) for name in _VOCABULARIES if hasattr(now, name)}
@@ -76,6 +76,8 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
 
 def _check_ids(name: str, folder: Path, tokenizer: Any) -> int:
     """Returns: the number of ids of the model. Raises: ConfigError: one of them has another meaning in the data."""
+    from manyheads.text.of_folder import load_vocabulary
+
     file = folder / "tokenizer.json"
     remedy = f"prepare the data with the model's ids: `manyheads prepare --tokenizer {name} ...`"
     if not file.is_file():
