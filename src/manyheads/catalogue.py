@@ -188,7 +188,10 @@ def entries_of(module: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what it does, and its module, with `run(arguments) -> exit code`."""
+    """A command: what it does, and its module, or an object in it as `module:attribute`.
+
+    That has `run(arguments) -> exit code`, and `PAGE` or `PAGES`, its options.
+    """
 
     summary: str
     module: str
@@ -203,13 +206,13 @@ COMMANDS: dict[str, Command] = {
     "sample-model": Command(
         "write the English-German translator of this package", "manyheads.extras.sample_model.command"
     ),
-    "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.prepare"),
+    "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.task_commands:PREPARE"),
     "train": Command("train a model: a preset, a config file, or both", f"{_CORE}.train"),
-    "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
+    "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.task_commands:EVALUATE"),
     "translate": Command("translate lines or documents; a prompt in a terminal", f"{_CORE}.translate"),
     "generate": Command("continue a text with a language model", f"{_CORE}.generate"),
     "classify": Command("label lines with a classifier", "manyheads.extras.classification.command"),
-    "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.score"),
+    "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.task_commands:SCORE"),
     "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
     "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),
     "shortlist": Command(

@@ -40,7 +40,7 @@ from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import resolve_precision
 from manyheads.training.run.loop import train
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder
 from manyheads.training.run.state import gather
 
 CONFIGS = {"transformer": TINY, "xl": TINY_TEXT, "reformer": TINY_REFORMER}

@@ -22,8 +22,8 @@ from manyheads.checkpoint.format import (
     save_checkpoint,
     write_pointer,
 )
-from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
+from manyheads.cli.commands.task_commands import parse_for_task
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES

@@ -50,7 +50,6 @@ EXCEPTIONS = {
     "data/language/preparing.py": "a temporary folder that it wrote itself",
     "extras/peers/legacy_pickle.py": "a temporary folder that its child wrote",
     "nn/kernels/policy.py": "/proc",
-    "training/run/arithmetic.py": "/proc",
     "training/run/device.py": "/proc and /sys",
     "training/plan/planner.py": "/proc and the null device",
     "cli/process.py": "/proc and the null device",

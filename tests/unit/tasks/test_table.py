@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.catalogue import ARCHITECTURES, PRESETS, RUNS, TASKS
-from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
+from manyheads.cli.commands.task_commands import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.extras.research.presets import duplication

@@ -6,12 +6,10 @@ progress.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, RUNS, SIZED_BY_PRECISION, load
@@ -22,18 +20,15 @@ from manyheads.config.checks import at_least, check, not_among
 from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
 from manyheads.config.options import CommandPage, option
-from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
+from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.distributed.process import Process, refuse_ranks, this_process
-from manyheads.errors import ConfigError, RankLostError
+from manyheads.errors import ConfigError
 from manyheads.tasks.settings_resolution import likely_architecture, resolve_run
 from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
     from manyheads.training.plan.first_step import FirstStep
-    from manyheads.training.record.report import TrainResult
-
-__all__ = ["PAGE", "run", "train_and_watch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,10 +222,20 @@ def run(arguments: Sequence[str]) -> int:
         if process.is_main:
             echo(synthetic_run.describe())
         return 2 if synthetic_run.fault else 0
-    result = train_and_watch(arguments, options, config, process, options.loggers)
-    if process.is_main:
-        from manyheads.cli.watching.training import summary
+    # The live display needs no torch, so something is shown while torch is imported.
+    from manyheads.cli.watching.training import summary, train_and_watch
 
+    result = train_and_watch(
+        config,
+        options.resume,
+        process,
+        options.loggers,
+        timeout=options.timeout,
+        quiet=options.quiet,
+        verbose=options.verbose,
+        sized=partial(size_by_precision, arguments, options),
+    )
+    if process.is_main:
         echo(summary(result))
     return 0 if result.signal_number is None else 128 + result.signal_number
 
@@ -274,35 +279,3 @@ def _try_step(config: RunConfig) -> FirstStep:
     with showing_if_long() as show:
         show("taking one step", 0, 0)
         return first_step(config, PlainReporter(sys.stderr).message)
-
-
-def train_and_watch(
-    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process, callbacks: object = ()
-) -> TrainResult:
-    """Train in this process, which may be one of several ranks: only the main rank shows its progress.
-
-    Args: callbacks: see `training.run.loop.train`.
-    """
-    # The live display needs no torch, so something is shown while torch is imported.
-    from manyheads.cli.watching.training import watching
-
-    with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
-        from manyheads.checkpoint.format import list_checkpoints
-        from manyheads.decoding.model_runner import choose_device
-        from manyheads.training.run.loop import train
-
-        # A launcher that starts again runs the same command, which must not throw away the steps done so far.
-        own = list_checkpoints(Path(config.run_dir) / "checkpoints") if process.restarts else []
-        resume = "auto" if process.restarts and (own or options.resume == "none") else options.resume
-        group = start(process, choose_device(config.device).type, options.timeout)
-        try:
-            if process.world > 1:
-                config = size_by_precision(arguments, options, config, resume, group)
-            if options.verbose and process.is_main:
-                print(to_yaml(config), file=sys.stderr)
-            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=callbacks)
-            group.close()
-        except RankLostError:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others
-            raise
-    return result

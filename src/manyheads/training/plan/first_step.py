@@ -18,7 +18,7 @@ from manyheads.training.plan import planner as measuring
 from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import Level, computing, peak_memory_bytes, resolve_precision
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder
 from manyheads.training.run.state import named_parameters
 
 if TYPE_CHECKING:
