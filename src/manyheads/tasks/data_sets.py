@@ -16,7 +16,7 @@ from torch import Tensor
 from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, shares_of
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
-from manyheads.tasks.table import json_or_empty
+from manyheads.tasks.held_out import json_or_empty
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group

@@ -14,14 +14,13 @@ from typing import Any
 from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, SIZED_BY_PRECISION, TASKS, ModelTask
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import not_among
-from manyheads.config.describe import show_value
 from manyheads.config.files import Source, field_types, load_yaml, to_plain
+from manyheads.config.options import show_value
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256, read_object
 from manyheads.models.hub import resolve_model_path
-from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section, task_of_folder
 from manyheads.training.settings import RunConfig
 
 _NOT_SIZES = ("dropout", "attention_dropout")

@@ -8,8 +8,8 @@ import pytest
 
 from manyheads.catalogue import PRESETS, RUNS
 from manyheads.config.build import resolve
-from manyheads.config.describe import argument_docs, describe, show_value
 from manyheads.config.files import dotted_names, from_dotted
+from manyheads.config.options import argument_docs, describe, show_value
 from manyheads.training.settings import RunConfig
 
 

@@ -13,7 +13,7 @@ from manyheads.cli.commands.task_commands import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.extras.research.presets import duplication
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.training.run.objective import open_objective
 
 

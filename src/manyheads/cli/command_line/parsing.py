@@ -26,9 +26,8 @@ from manyheads.catalogue import PLUGINS
 from manyheads.cli.main import EXIT_CODES
 from manyheads.config.build import convert
 from manyheads.config.checks import did_you_mean
-from manyheads.config.describe import kind_of, show_value
 from manyheads.config.files import Source, dotted_names, field_types, from_dotted, list_names
-from manyheads.config.options import REQUIRED, CommandPage, names_of
+from manyheads.config.options import REQUIRED, CommandPage, kind_of, names_of, show_value
 from manyheads.errors import ConfigError
 
 _INDENT = 30

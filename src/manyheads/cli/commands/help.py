@@ -12,6 +12,7 @@ from functools import partial
 
 from manyheads.catalogue import COMMANDS, PRESETS, RUNS, TASKS
 from manyheads.cli.command_line.parsing import command, parse
+from manyheads.cli.commands.task_commands import page_of
 from manyheads.cli.main import main, module_of
 from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
@@ -80,7 +81,7 @@ def _pages_of_other_tasks(name: str) -> Iterator[tuple[str, Callable[[], object]
                 shown.add(kind)
                 yield "", partial(module_of(name).run, ["--preset", preset, "--help"])
     for page in getattr(module_of(name), "PAGES", [])[1:]:
-        tasks = [task for task, one in TASKS.items() if getattr(one.module("options"), name.upper()) is page]
+        tasks = [task for task in TASKS if page_of(task, name) is page]
         yield f" [task {', '.join(tasks)}]", partial(parse, page, ["--help"], name)
 
 

@@ -22,8 +22,8 @@ from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.errors import ModelFileError
 from manyheads.files.verify import json_text
 from manyheads.models.hub import is_hub_name, resolve_model_path
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.tasks.preparation import check_output
-from manyheads.tasks.table import task_of_folder
 
 if TYPE_CHECKING:
     from manyheads.config.options import CommandPage
@@ -41,7 +41,7 @@ class TaskCommand:
     @property
     def PAGES(self) -> list[CommandPage[Any]]:  # noqa: N802  (as modules of commands name them)
         """The pages for all tasks, each once; for tab completion."""
-        return list(dict.fromkeys(_page(name, self.name) for name in TASKS))
+        return list(dict.fromkeys(page_of(name, self.name) for name in TASKS))
 
 
 def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
@@ -54,23 +54,24 @@ def parse_for_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
     name = next(_recorded(arguments), None) or _of_hub(command, arguments) or _fitting(command, arguments)
     message = f"{{option}} is an option for the task {{tasks}}; this is about {name}."
     elsewhere = _messages(command, {name: name for name in TASKS}, message)
-    return TASKS[name], parse(_page(name, command), arguments, command, elsewhere)
+    return TASKS[name], parse(page_of(name, command), arguments, command, elsewhere)
 
 
 def parse_for_named_task(command: str, arguments: Sequence[str]) -> tuple[Task, Any]:
     """The same for a command with the option `--task`, whose values are `Task.prepared_as`."""
     words = {name: task.prepared_as for name, task in TASKS.items() if task.prepared_as}
-    given = read(_page(_USUAL, command).options, arguments).options.get("task", words[_USUAL])
+    given = read(page_of(_USUAL, command).options, arguments).options.get("task", words[_USUAL])
     if given not in words.values():
         for error in TASKS.refused.values():
             raise error
     name = next((name for name, word in words.items() if word == given), _USUAL)
     elsewhere = _messages(command, words, "{option} needs --task {tasks}.")
     shown = command if name == _USUAL else f"{command} --task {words[name]}"
-    return TASKS[name], parse(_page(name, command), arguments, shown, elsewhere)
+    return TASKS[name], parse(page_of(name, command), arguments, shown, elsewhere)
 
 
-def _page(task: str, command: str) -> CommandPage[Any]:
+def page_of(task: str, command: str) -> CommandPage[Any]:
+    """Return the page of a command for a task."""
     page: CommandPage[Any] = getattr(TASKS[task].module("options"), command.upper())
     return page
 
@@ -79,7 +80,7 @@ def _messages(command: str, words: Mapping[str, str], message: str) -> dict[str,
     """Option -> the message about it where a task does not have it. words: what each task is called."""
     tasks: dict[str, list[str]] = {}
     for name, word in words.items():
-        for option in option_names(_page(name, command).options):
+        for option in option_names(page_of(name, command).options):
             tasks.setdefault(option, []).append(word)
     return {option: message.format(option=option, tasks=" or ".join(named)) for option, named in tasks.items()}
 
@@ -92,7 +93,7 @@ def _recorded(arguments: Sequence[str]) -> Iterator[str]:
 
 def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
     """The task of a model on the hub, which is downloaded; None: there is no such model, or only help is asked for."""
-    given = read(_page(_fitting(command, arguments), command).options, arguments)
+    given = read(page_of(_fitting(command, arguments), command).options, arguments)
     model = str(given.options.get("model", ""))
     if given.wants_help or Path(model).exists() or not is_hub_name(model):
         return None
@@ -103,7 +104,7 @@ def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
 
 def _fitting(command: str, arguments: Sequence[str]) -> str:
     given = {one.partition("=")[0].replace("_", "-") for one in arguments if one.startswith("--")} - {"--help"}
-    return next((name for name in TASKS if given <= option_names(_page(name, command).options)), _USUAL)
+    return next((name for name in TASKS if given <= option_names(page_of(name, command).options)), _USUAL)
 
 
 def _prepare(arguments: Sequence[str]) -> int:

@@ -17,9 +17,8 @@ from manyheads.cli.command_line.parsing import Given, fill, help_page, option_li
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
-from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
-from manyheads.config.options import CommandPage, option
+from manyheads.config.options import CommandPage, describe, option
 from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError

@@ -15,12 +15,12 @@ from typing import Any, Literal, TypeVar
 
 from manyheads.catalogue import MODEL_TASKS, TASKS
 from manyheads.config.build import convert, resolve
-from manyheads.config.describe import show_value
 from manyheads.config.files import Source, from_dotted, to_dotted
+from manyheads.config.options import show_value
 from manyheads.data.prepared_folder import read_prepared
 from manyheads.errors import ConfigError, DataError
+from manyheads.tasks.held_out import json_or_empty
 from manyheads.tasks.language_modelling.settings import TextConfig, xl_demo
-from manyheads.tasks.table import json_or_empty
 from manyheads.tasks.translation.settings import TrainConfig, demo
 from manyheads.text.pipeline import MAX_FILE_BYTES
 

@@ -19,7 +19,7 @@ from manyheads.errors import ConfigError, DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.evaluation.perplexity import show_perplexity
 from manyheads.evaluation.reading import Reading
-from manyheads.tasks.language_modelling.held_out import HeldText, held_text
+from manyheads.tasks.language_modelling.evaluate import HeldText, held_text
 from manyheads.tasks.report import TextReport
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from manyheads.training.optim.schedule import highest_rate
 from manyheads.training.record.callbacks import Callbacks
 from manyheads.training.run.device import arithmetic_of_run, check_capacity
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
-from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.resume import begin_from, differences, freeze
-from manyheads.training.run.state import Counters, Memory, named_parameters
+from manyheads.training.run.state import Counters, Memory, ParallelModel, named_parameters
 from manyheads.training.run.step import TrainStep
 
 if TYPE_CHECKING:

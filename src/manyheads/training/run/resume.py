@@ -1,4 +1,7 @@
-"""--before"""
+"""The folder of a run, and what a run that goes on takes from one: its checkpoint, or the weights of a model.
+
+A lock keeps two runs from sharing a folder.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""--before"""
+"""One optimiser step: accumulate, check, clip, update.
+
+Dropout draws from torch's global generator, which is seeded before every micro-batch from (seed, step, micro-batch). So
+no generator state is saved, and a resumed step drops the same units. On a CPU the mask of a row also depends on its
+number in the micro-batch, so several ranks drop the same units as one.
+
+Every rank computes a contiguous part of each micro-batch. Losses are divided by the target tokens of all parts of all
+micro-batches before the backward pass, so the sum of the ranks' gradients is the gradient of the mean.
+
+Location of a NaN or infinity: samples, module and parameters.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +26,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.nn.kernels.linear import Packs, autocast_dtype, is_readable, narrowed
 from manyheads.seeding import derive_seed
-from manyheads.training.run.parallel import ParallelModel, RankBatch, rank_batch
-from manyheads.training.run.state import Memory
+from manyheads.training.run.state import Memory, ParallelModel, RankBatch, rank_batch
 
 if TYPE_CHECKING:
     from manyheads.models.protocols import Output

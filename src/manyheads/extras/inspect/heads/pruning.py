@@ -44,7 +44,7 @@ from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.head_names import Head, all_heads, kept_heads, parse_heads, prunable
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
 if TYPE_CHECKING:
