@@ -476,14 +476,14 @@ class Task:
     one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
     the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
-    this task: `of_record(tokenizer, record, where)` makes it of a translator's. config: the settings of a run; None:
+    this task: `of_record(tokenizer, record, where)` makes it of a translator's. validator: of a task of sentence pairs,
+    see `tasks.translation.objective.Validator`. config: the settings of a run; None:
     those of `model_task`.
 
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
     - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.plan.planner.SyntheticRun`).
-    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.objective`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -498,6 +498,7 @@ class Task:
     recorded_as: str = ""
     data: str = ""
     tokenizer: str = ""
+    validator: str = "manyheads.tasks.translation.objective:Validator"
     run: str | type[Any] | None = field(default=None)
 
     @property
@@ -536,6 +537,7 @@ TASKS: Table[Task] = Table(
             recorded_as="parsing",
             data="manyheads.data.translation.prepared:PreparedData",
             tokenizer=f"{_PARSING}.tokenizer:ParsingTokenizer",
+            validator=f"{_PARSING}.sequence_task.validator:Validator",
         ),
         "text": Task(
             "the next token of a text",
@@ -608,14 +610,14 @@ _RECORD, _LOGGERS = "manyheads.training.record", "manyheads.extras.loggers"
 LOGGERS: Table[Callable[[], Any]] = Table(
     "logger",
     {
-        "csv": f"{_RECORD}.callbacks:CsvLogger",
-        "tensorboard": f"{_RECORD}.callbacks:TensorBoardLogger",
+        "csv": f"{_RECORD}.log:CsvLogger",
+        "tensorboard": f"{_RECORD}.log:TensorBoardLogger",
         "wandb": f"{_LOGGERS}.services:WandbLogger",
         "mlflow": f"{_LOGGERS}.services:MlflowLogger",
         "trackio": f"{_LOGGERS}.services:TrackioLogger",
     },
 )
-"""Loggers of a run by name: called without arguments, an entry returns a `training.record.callbacks.Logger`."""
+"""Loggers of a run by name: called without arguments, an entry returns a `training.record.log.Logger`."""
 
 _PEERS = "manyheads.extras.peers"
 
@@ -655,10 +657,10 @@ PEERS: Table[type[Any]] = Table(
 """Other implementations: id -> subclass of `manyheads.extras.peers.peer.Peer`."""
 
 PUBLIC: dict[str, str] = {
-    "Callback": f"{_RECORD}.callbacks:Callback",
+    "Callback": f"{_RECORD}.log:Callback",
     "Classifier": f"{_CLASSIFICATION}.classifier:Classifier",
     "Generator": "manyheads.decoding.generator:Generator",
-    "Logger": f"{_RECORD}.callbacks:Logger",
+    "Logger": f"{_RECORD}.log:Logger",
     "Parser": f"{_PARSING}.parser:Parser",
     "Translator": "manyheads.decoding.translator:Translator",
     "evaluate": "manyheads.api:evaluate",

@@ -33,7 +33,7 @@ from manyheads.distributed.process import this_process
 from manyheads.distributed.wrap import whole
 from manyheads.errors import SaveError
 from manyheads.models.pretrained import portable_state
-from manyheads.tasks.translation.validator import Validator
+from manyheads.tasks.translation.objective import Validator
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager

@@ -18,8 +18,7 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.record.callbacks import TensorBoardLogger
-from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.log import MetricsLog, PlainReporter, TensorBoardLogger, format_seconds
 from manyheads.training.record.report import RunStart, Sample, TrainResult, ValidationReport
 from manyheads.training.run.clock import StopFlag, catch_signals
 from manyheads.training.run.resume import RunFolder, check_same_run, differences

@@ -31,8 +31,8 @@ from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteE
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load
+from manyheads.tasks.translation.objective import Validator
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
 from manyheads.training.plan.first_step import first_step

@@ -17,7 +17,7 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
-from manyheads.training.record.callbacks import Callbacks
+from manyheads.training.record.log import Callbacks
 from manyheads.training.run.device import arithmetic_of_run, check_capacity
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
 from manyheads.training.run.resume import begin_from, differences, freeze

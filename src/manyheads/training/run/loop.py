@@ -30,8 +30,7 @@ from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.nn.kernels import modes, policy
 from manyheads.training.optim.schedule import learning_rate
-from manyheads.training.record.callbacks import Callbacks, with_tensorboard
-from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
+from manyheads.training.record.log import Callbacks, LogFile, MetricsLog, PlainReporter, Reporters, with_tensorboard
 from manyheads.training.record.report import (
     CheckpointReport,
     Recorder,
@@ -162,7 +161,7 @@ def train(
         translate: replaces the search for validation scores.
         group: the ranks that train together, all of which call this; the main one writes and reports. None: a single
             process.
-        callbacks: `record.callbacks.Callback`s, and names of loggers; the main rank calls them.
+        callbacks: `record.log.Callback`s, and names of loggers; the main rank calls them.
 
     Returns: the result. A signal is not an error: the result names it, and the last checkpoint is complete.
     Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, a loss or
