@@ -435,5 +435,5 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")
-    kind: type[RunConfig] = RUNS.get(next(iter(named), ""), RUNS[next(iter(RUNS))])
+    kind: type[RunConfig] = RUNS[next((name for name in named if name in RUNS), next(iter(RUNS)))]
     return kind
