@@ -483,7 +483,7 @@ class Task:
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.plan.planner.SyntheticRun`).
+    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.run.objective.SyntheticRun`).
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -683,7 +683,9 @@ HOOKS: dict[str, str] = {
     "learning curve": "manyheads.extras.inspect.drawings.curves:CurvePainter",
     "hf": "manyheads.extras.hf:registered",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
+    "first step": "manyheads.extras.planning.first_step:first_step",
     "plan of a run": "manyheads.extras.planning.plan:plan_layer",
+    "planner": "manyheads.extras.planning.planner:Planner",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "shortlist": "manyheads.extras.shortlists.shortlist:Shortlist",

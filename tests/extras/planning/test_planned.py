@@ -293,9 +293,9 @@ def test_the_rate_is_measured(folders: Path) -> None:
     """With few tokens a step, since a real measurement takes seconds."""
     import torch
 
+    from manyheads.extras.planning.planner import tokens_per_second
     from manyheads.tasks.translation.plan import SyntheticRun
     from manyheads.tasks.translation.settings import debug
-    from manyheads.training.plan.planner import tokens_per_second
 
     synthetic_run = SyntheticRun(debug()).at(8)
     assert tokens_per_second(synthetic_run, 8, 2, torch.device("cpu")) > 0

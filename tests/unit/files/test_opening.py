@@ -51,7 +51,7 @@ EXCEPTIONS = {
     "extras/peers/legacy_pickle.py": "a temporary folder that its child wrote",
     "nn/kernels/policy.py": "/proc",
     "training/run/device.py": "/proc and /sys",
-    "training/plan/planner.py": "/proc and the null device",
+    "extras/planning/planner.py": "/proc and the null device",
     "cli/process.py": "/proc and the null device",
     "cli/lines/output.py": "the file that the user named for the output, and the null device",
     "api.py": "data that was prepared",

@@ -28,6 +28,7 @@ from manyheads.data.translation.preparing import PairList
 from manyheads.decoding.hypothesis import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
+from manyheads.extras.planning.first_step import first_step
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load
@@ -35,7 +36,6 @@ from manyheads.tasks.translation.objective import Validator
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import StopFlag

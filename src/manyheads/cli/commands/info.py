@@ -221,10 +221,8 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
     """Print the predicted memory of training. length: tokens of a segment."""
     config = find_config(options.path)
     set_up_machine()
-    from manyheads.training.plan.planner import Planner
-
     with showing_if_long() as progress:
-        found = Planner(config).memory(length, options.batch, progress)
+        found = load(HOOKS["planner"])(config).memory(length, options.batch, progress)
     say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)
 
 

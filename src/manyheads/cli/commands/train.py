@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, RUNS, SIZED_BY_PRECISION, load
 from manyheads.cli.command_line.parsing import Given, fill, help_page, option_lines, option_rows, read
@@ -27,7 +27,6 @@ from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
-    from manyheads.training.plan.first_step import FirstStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,18 +262,15 @@ def _planned_layer(typed: Source, process: Process) -> Source:
 
 def _largest_steps(config: RunConfig, memory_mib: int | None) -> str:
     """Describe the largest steps that fit into memory; see `Planner.describe_largest`."""
-    from manyheads.training.plan.planner import Planner
-
     with showing_if_long() as show:
         show("trying steps", 0, 0)
-        return Planner(config).describe_largest(memory_mib)
+        return str(load(HOOKS["planner"])(config).describe_largest(memory_mib))
 
 
-def _try_step(config: RunConfig) -> FirstStep:
+def _try_step(config: RunConfig) -> Any:
     """Compute the first step of a run and save nothing."""
-    from manyheads.training.plan.first_step import first_step
     from manyheads.training.record.log import PlainReporter
 
     with showing_if_long() as show:
         show("taking one step", 0, 0)
-        return first_step(config, PlainReporter(sys.stderr).message)
+        return load(HOOKS["first step"])(config, PlainReporter(sys.stderr).message)

@@ -441,8 +441,9 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.model_runner import choose_device
-    from manyheads.training.plan.planner import synthetic_run_of, tokens_per_second
+    from manyheads.extras.planning.planner import tokens_per_second
     from manyheads.training.run.device import resolve_precision
+    from manyheads.training.run.objective import synthetic_run_of
 
     device = choose_device(config.device)
     config = resolve_precision(config, device)

@@ -11,7 +11,7 @@ from manyheads.data.language.segments import SegmentBatch
 from manyheads.errors import ConfigError
 from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.tasks.language_modelling.objective import begin_hashing
-from manyheads.training.plan.planner import LARGEST, SizeSetting
+from manyheads.training.run.objective import LARGEST, SizeSetting
 
 if TYPE_CHECKING:
     from manyheads.tasks.language_modelling.settings import TextConfig
@@ -27,7 +27,7 @@ _LEAST_PROBE = 64
 
 @dataclass(frozen=True)
 class SyntheticRun:
-    """Segments of random ids; see `training.plan.planner.SyntheticRun`."""
+    """Segments of random ids; see `training.run.objective.SyntheticRun`."""
 
     config: TextConfig
     vocabulary: str = ""

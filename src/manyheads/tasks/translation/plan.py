@@ -9,7 +9,7 @@ import torch
 
 from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.planner import SyntheticTokenRun
+from manyheads.training.run.objective import SyntheticTokenRun
 
 if TYPE_CHECKING:
     from manyheads.tasks.translation.settings import TrainConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SyntheticRun(SyntheticTokenRun):
-    """Pairs of random ids; see `training.plan.planner.SyntheticTokenRun`."""
+    """Pairs of random ids; see `training.run.objective.SyntheticTokenRun`."""
 
     config: TrainConfig
     unit = "sentences"
