@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import TASKS, Task
 from manyheads.cli.command_line.parsing import option_names, parse, read
-from manyheads.cli.lines.output import LineWriter, check_files, write_lines
 from manyheads.cli.process import echo, printable, set_up_machine
 from manyheads.cli.watching.phases import StoppedBySignalError, interruptible, showing_if_long, showing_phases
-from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.errors import ModelFileError
-from manyheads.files.verify import json_text
 from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.held_out import task_of_folder
 from manyheads.tasks.preparation import check_output
@@ -167,6 +164,10 @@ def _is_model(folder: Path) -> bool:
 
 def _evaluate(arguments: Sequence[str]) -> int:
     """Evaluate. Returns: the exit code."""
+    from manyheads.cli.lines.output import LineWriter, check_files
+    from manyheads.decoding.text_ids import tell_bad_lines
+    from manyheads.files.verify import json_text
+
     set_up_machine()
     task, options = parse_for_task("evaluate", arguments)
     options.run_on.announce()
@@ -192,6 +193,8 @@ def _evaluate(arguments: Sequence[str]) -> int:
 
 def _score(arguments: Sequence[str]) -> int:
     """Score lines. Returns: the exit code."""
+    from manyheads.cli.lines.output import check_files, write_lines
+
     set_up_machine()
     task, options = parse_for_task("score", arguments)
     check_files(options.output, *options.inputs)
