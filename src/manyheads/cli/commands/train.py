@@ -23,10 +23,10 @@ from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.distributed.process import Process, refuse_ranks, this_process
 from manyheads.errors import ConfigError
 from manyheads.tasks.settings_resolution import likely_architecture, resolve_run
-from manyheads.training.settings import RunConfig
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
+    from manyheads.training.settings import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
