@@ -234,7 +234,8 @@ COMMANDS: dict[str, Command] = {
 class ModelTaskEntry:
     """A kind of model.
 
-    run: the settings of a run that trains it. task: the usual task of such a run. further: a preset whose batches and
+    run: the settings of a run that trains it. synthetic_run: its training steps without the data, a class that gets the
+    config, see `training.run.objective.SyntheticRun`. task: the usual task of such a run. further: a preset whose batches and
     schedule are those for training such a model further. suffix: of the names of its architectures, where a name
     without it is another task's. example: Python code that uses a model of the current folder. use: what it does, and
     how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card there,
@@ -242,6 +243,7 @@ class ModelTaskEntry:
     """
 
     run: str
+    synthetic_run: str
     task: str
     further: str
     suffix: str
@@ -261,6 +263,7 @@ class ModelTaskEntry:
 MODEL_TASKS: dict[str, ModelTaskEntry] = {
     "translation": ModelTaskEntry(
         "manyheads.tasks.translation.settings:TrainConfig",
+        "manyheads.tasks.translation.objective:SyntheticRun",
         "translation",
         "demo",
         "-seq2seq",
@@ -273,6 +276,7 @@ print(translator.translate(["..."]))""",
     ),
     "language-modelling": ModelTaskEntry(
         "manyheads.tasks.language_modelling.settings:TextConfig",
+        "manyheads.tasks.language_modelling.objective:SyntheticRun",
         "text",
         "xl-demo",
         "",
@@ -285,6 +289,7 @@ log_probs = model.log_probs(ids)  # of the token after each""",
     ),
     "classification": ModelTaskEntry(
         "manyheads.extras.classification.settings:ClassificationConfig",
+        "manyheads.extras.classification.plan:SyntheticRun",
         "classification",
         "classifier-demo",
         "-classifier",
@@ -298,6 +303,7 @@ print(classifier(["..."]))""",
     ),
     "spans": ModelTaskEntry(
         "manyheads.extras.parsing.span_task.settings:SpanConfig",
+        "manyheads.extras.parsing.span_task.plan:SyntheticRun",
         "spans",
         "chart-parser",
         "-spans",
@@ -483,7 +489,6 @@ class Task:
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.run.objective.SyntheticRun`).
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.

@@ -294,7 +294,7 @@ def test_the_rate_is_measured(folders: Path) -> None:
     import torch
 
     from manyheads.extras.planning.planner import tokens_per_second
-    from manyheads.tasks.translation.plan import SyntheticRun
+    from manyheads.tasks.translation.objective import SyntheticRun
     from manyheads.tasks.translation.settings import debug
 
     synthetic_run = SyntheticRun(debug()).at(8)

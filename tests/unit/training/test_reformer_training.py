@@ -151,7 +151,7 @@ import resource, sys
 from manyheads.cli.process import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.language_modelling.plan import SyntheticRun
+from manyheads.tasks.language_modelling.objective import SyntheticRun
 from manyheads.extras.planning.planner import take_steps
 from manyheads.training.run.device import resolve_precision
 sys.path.insert(0, sys.argv[1])

@@ -1,6 +1,7 @@
 """Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations.
 
-BLEU and chrF are of the same search that `translate` uses.
+BLEU and chrF are of the same search that `translate` uses. `SyntheticRun` takes training steps at any size,
+without the data.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from manyheads.catalogue import TASKS, load
+from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.data.cooccurrence import cooccurrence_embeddings
 from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.translation.batches import TrainingStream, eval_batches
@@ -35,10 +37,17 @@ from manyheads.evaluation.bleu import (
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, digest_of_sets, fewer_tokens, known_sets, open_sets
+from manyheads.tasks.data_sets import (
+    begin_embeddings,
+    digest_of_sets,
+    fewer_tokens,
+    known_sets,
+    open_sets,
+    vocabulary_size,
+)
 from manyheads.tasks.held_out import chosen_split
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import PlainObjective, Translate
+from manyheads.training.run.objective import PlainObjective, SyntheticTokenRun, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
@@ -360,3 +369,29 @@ class Validator:
             nll += float(output.nll_sum)
             num_tokens += int(output.num_tokens)
         return nll / max(num_tokens, 1)
+
+
+@dataclass(frozen=True)
+class SyntheticRun(SyntheticTokenRun):
+    """Pairs of random ids; see `training.run.objective.SyntheticTokenRun`."""
+
+    config: TrainConfig
+    unit = "sentences"
+
+    @property
+    def longest(self) -> int:
+        return self.config.data.longest
+
+    def at(self, length: int) -> SyntheticRun:
+        model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
+        sizes = {}
+        for name in ("source_vocab_size", "target_vocab_size"):
+            sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
+        return SyntheticRun(replace(self.config, model=replace(model, **sizes)), told)
+
+    def batch(self, length: int, rows: int) -> PairBatch | PackedBatch:
+        lengths = torch.full((rows,), length)
+        sizes = (self.config.model.source_vocab_size, self.config.model.target_vocab_size)
+        source, target = (torch.randint(size, (rows, length)) for size in sizes)
+        pairs = PairBatch(source, lengths, target, lengths, torch.arange(rows))
+        return PackedBatch.of(pairs) if self.config.data.batching == "packed" else pairs

@@ -1,7 +1,7 @@
 """The interface between a training run and its task: data and their order, first state, validation.
 
-Each task implements `Objective` in `tasks/*/objective.py`, and `SyntheticRun` in `tasks/*/plan.py`: training steps at
-any size without data, for predictions of memory and speed.
+Each task implements `Objective` in `tasks/*/objective.py`, and each kind of model has a `SyntheticRun`: training steps
+at any size without data, for predictions of memory and speed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkab
 import torch
 from torch import Tensor
 
-from manyheads.catalogue import TASKS
+from manyheads.catalogue import MODEL_TASKS, TASKS, load
 from manyheads.data.sampler import next_position
 from manyheads.nn.kernels import policy
 
@@ -277,7 +277,7 @@ class SizeSetting:
 
 
 class SyntheticRun(Protocol):
-    """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
+    """The steps of a run at any size, without its data. Each kind of model has its own (`catalogue.MODEL_TASKS`).
 
     config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
     its size, which `at` sets if the config has none.
@@ -313,7 +313,7 @@ class SyntheticRun(Protocol):
 
 def synthetic_run_of(config: RunConfig) -> SyntheticRun:
     """Return steps of a run's task at any size."""
-    synthetic_run: SyntheticRun = TASKS[config.task].module("plan").SyntheticRun(config)
+    synthetic_run: SyntheticRun = load(MODEL_TASKS[TASKS[config.task].model_task].synthetic_run)(config)
     return synthetic_run
 
 
