@@ -235,11 +235,11 @@ class ModelTaskEntry:
     """A kind of model.
 
     run: the settings of a run that trains it. synthetic_run: its training steps without the data, a class that gets the
-    config, see `training.run.objective.SyntheticRun`. task: the usual task of such a run. further: a preset whose batches and
-    schedule are those for training such a model further. suffix: of the names of its architectures, where a name
-    without it is another task's. example: Python code that uses a model of the current folder. use: what it does, and
-    how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card there,
-    with fields of its config as in `str.format`.
+    config, see `training.run.objective.SyntheticRun`. task: the usual task of such a run. further: a preset whose
+    batches and schedule are those for training such a model further. suffix: of the names of its architectures, where a
+    name without it is another task's. example: Python code that uses a model of the current folder. use: what it does,
+    and how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card
+    there, with fields of its config as in `str.format`.
     """
 
     run: str
