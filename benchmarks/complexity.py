@@ -26,13 +26,13 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from manyheads.catalogue import build_model
 from manyheads.data.batch import SegmentBatch
+from manyheads.extras.planning.planner import peak_bytes
 from manyheads.models.reformer.config import LayerKind, ReformerConfig
 from manyheads.nn import Causal, LocalSelfAttention, LSHSettings, MultiHeadAttention, dot_product_attention
 from manyheads.nn.attention.local import local_attention
 from manyheads.nn.attention.lsh import hash_vectors, lsh_attention, rotations
 from manyheads.nn.kernels import modes, policy
 from manyheads.nn.kernels.attention import plain_attention
-from manyheads.training.plan.planner import peak_bytes
 
 HEADS, HEAD_DIM, CHUNK, ROUNDS = 4, 64, 64, 4
 LAYERS, D_FF = 2, 1024

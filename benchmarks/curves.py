@@ -91,7 +91,7 @@ class Plan:
         """Tokens of a sequence and sequences of an update, of `long`. chosen: the precision."""
         if self.what != "long":
             return {}
-        from manyheads.tasks.presets import reformer_demo
+        from manyheads.tasks.language_modelling.settings import reformer_demo
 
         length = SMALL_LENGTH if self.small else reformer_demo(chosen).data.segment_len
         if side == "short":

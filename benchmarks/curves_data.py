@@ -27,7 +27,8 @@ from manyheads.data.translation.prepared import PreparedData, open_data
 from manyheads.errors import DataError
 from manyheads.evaluation.bleu import corpus_bleu
 from manyheads.evaluation.likelihood import bits_per
-from manyheads.tasks.presets import demo, xl_demo
+from manyheads.tasks.language_modelling.settings import xl_demo
+from manyheads.tasks.translation.settings import demo
 
 HELD_OUT = ("valid", "test")
 

@@ -69,7 +69,7 @@ _GERMAN = (5, 8, 10, 12, 13, 15, 16, 17, 19, 20, 22, 24, 26, 28, 30, 32, 36, 39,
 
 _LIGER = "nn.Transformer, Liger's loss"
 
-# The model of `manyheads train --preset demo` in bf16 (`tasks.presets`).
+# The model of `manyheads train --preset demo` in bf16 (`tasks.translation.settings`).
 DEMO = transformers.TransformerConfig(
     d_model=256, num_heads=4, d_ff=1024, num_encoder_layers=2, num_decoder_layers=2, dropout=0.0, norm_position="pre",
     positions="none", relative_bias=16,

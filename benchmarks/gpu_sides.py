@@ -279,7 +279,7 @@ def of_layer(
     return Side(name, step, shape[0] * shape[1], ours=ours)
 
 
-# As in `tasks.presets.demo`.
+# As in `tasks.translation.settings.demo`.
 DEMO_OPTIMISER = OptimiserSettings(
     name="muon", learning_rate=6e-3, muon_learning_rate=0.02, weight_decay=0.1, clip_norm=1.0
 )

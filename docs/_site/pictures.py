@@ -150,7 +150,7 @@ def save_untrained(folder: Path) -> None:
         return
     from manyheads.catalogue import build_model
     from manyheads.models.pretrained import save_pretrained
-    from manyheads.tasks.presets import demo
+    from manyheads.tasks.translation.settings import demo
 
     config = demo("fp32")
     size = config.tokenizer.vocab_size

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from manyheads.extras.inspect.display import inspect_model, show_attention
     from manyheads.extras.parsing.parser import Parser
     from manyheads.models.pretrained import load
-    from manyheads.training.record.callbacks import Callback, Logger
+    from manyheads.training.record.log import Callback, Logger
 
 __version__ = "0.1.0"
 

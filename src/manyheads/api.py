@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from manyheads.catalogue import HOOKS, PRESETS, SIZED_BY_PRECISION, load
-from manyheads.cli.command_line.task_pages import parse_for_named_task, parse_for_task
-from manyheads.cli.commands.train import TrainOptions, train_and_watch
+from manyheads.cli.commands.task_commands import parse_for_named_task, parse_for_task
 from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.build import resolve
@@ -61,8 +60,9 @@ def train(
     """
     set_up_machine()
     chosen = _settings_of_run(config, settings, resume)
-    options = TrainOptions(resume=resume, quiet=not progress)
-    return train_and_watch((), options, chosen, this_process(), callbacks)
+    from manyheads.cli.watching.training import train_and_watch
+
+    return train_and_watch(chosen, resume, this_process(), callbacks, quiet=not progress)
 
 
 def _settings_of_run(config: Any, settings: dict[str, Any], resume: str) -> RunConfig:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType
@@ -120,6 +120,34 @@ class Table(Mapping[str, T], Generic[T]):
                 )
 
 
+class Lazy(Mapping[str, T], Generic[T]):
+    """Name -> class, imported on access.
+
+    Args:
+        names: a function that returns the names.
+        get: name -> class.
+    """
+
+    def __init__(self, names: Callable[[], Collection[str]], get: Callable[[str], T]) -> None:
+        self._names, self._get = names, get
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._names():
+            raise KeyError(name)
+        return self._get(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    __hash__ = object.__hash__  # annotations hold such objects
+
+
 @cache
 def _plugins() -> Mapping[str, list[tuple[str, Any, str]]]:
     """The entries of plug-ins, by kind: name, entry, and the plug-in."""
@@ -160,7 +188,10 @@ def entries_of(module: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Command:
-    """A command: what it does, and its module, with `run(arguments) -> exit code`."""
+    """A command: what it does, and its module, or an object in it as `module:attribute`.
+
+    That has `run(arguments) -> exit code`, and `PAGE` or `PAGES`, its options.
+    """
 
     summary: str
     module: str
@@ -175,13 +206,13 @@ COMMANDS: dict[str, Command] = {
     "sample-model": Command(
         "write the English-German translator of this package", "manyheads.extras.sample_model.command"
     ),
-    "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.prepare"),
+    "prepare": Command("convert text files to a folder of tokens for training", f"{_CORE}.task_commands:PREPARE"),
     "train": Command("train a model: a preset, a config file, or both", f"{_CORE}.train"),
-    "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
+    "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.task_commands:EVALUATE"),
     "translate": Command("translate lines or documents; a prompt in a terminal", f"{_CORE}.translate"),
     "generate": Command("continue a text with a language model", f"{_CORE}.generate"),
     "classify": Command("label lines with a classifier", "manyheads.extras.classification.command"),
-    "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.score"),
+    "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.task_commands:SCORE"),
     "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
     "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),
     "shortlist": Command(
@@ -203,14 +234,16 @@ COMMANDS: dict[str, Command] = {
 class ModelTaskEntry:
     """A kind of model.
 
-    run: the settings of a run that trains it. task: the usual task of such a run. further: a preset whose batches and
-    schedule are those for training such a model further. suffix: of the names of its architectures, where a name
-    without it is another task's. example: Python code that uses a model of the current folder. use: what it does, and
-    how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card there,
-    with fields of its config as in `str.format`.
+    run: the settings of a run that trains it. synthetic_run: its training steps without the data, a class that gets the
+    config, see `training.run.objective.SyntheticRun`. task: the usual task of such a run. further: a preset whose
+    batches and schedule are those for training such a model further. suffix: of the names of its architectures, where a
+    name without it is another task's. example: Python code that uses a model of the current folder. use: what it does,
+    and how to use it, for messages. pipeline: its kind on the Hugging Face hub. says, limits: sentences of its card
+    there, with fields of its config as in `str.format`.
     """
 
     run: str
+    synthetic_run: str
     task: str
     further: str
     suffix: str
@@ -230,6 +263,7 @@ class ModelTaskEntry:
 MODEL_TASKS: dict[str, ModelTaskEntry] = {
     "translation": ModelTaskEntry(
         "manyheads.tasks.translation.settings:TrainConfig",
+        "manyheads.tasks.translation.objective:SyntheticRun",
         "translation",
         "demo",
         "-seq2seq",
@@ -242,6 +276,7 @@ print(translator.translate(["..."]))""",
     ),
     "language-modelling": ModelTaskEntry(
         "manyheads.tasks.language_modelling.settings:TextConfig",
+        "manyheads.tasks.language_modelling.objective:SyntheticRun",
         "text",
         "xl-demo",
         "",
@@ -254,6 +289,7 @@ log_probs = model.log_probs(ids)  # of the token after each""",
     ),
     "classification": ModelTaskEntry(
         "manyheads.extras.classification.settings:ClassificationConfig",
+        "manyheads.extras.classification.plan:SyntheticRun",
         "classification",
         "classifier-demo",
         "-classifier",
@@ -267,6 +303,7 @@ print(classifier(["..."]))""",
     ),
     "spans": ModelTaskEntry(
         "manyheads.extras.parsing.span_task.settings:SpanConfig",
+        "manyheads.extras.parsing.span_task.plan:SyntheticRun",
         "spans",
         "chart-parser",
         "-spans",
@@ -390,9 +427,23 @@ def refusal(name: str) -> ConfigError | None:
     return ARCHITECTURES.refused.get(name) or ATTENTIONS.refused.get(name)
 
 
-def configs_of(task: ModelTask) -> tuple[type, ...]:
-    """The config classes of all architectures for a task."""
-    return tuple(entry.config for entry in ARCHITECTURES.values() if entry.task == task)
+def configs_of(task: ModelTask) -> Lazy[type[Any]]:
+    """Return the architectures for a task, each with its config class."""
+
+    def names() -> list[str]:
+        return [name for name, entry in ARCHITECTURES.items() if entry.task == task]
+
+    return Lazy(names, lambda name: ARCHITECTURES[name].config)
+
+
+def first_config(task: ModelTask) -> Any:
+    """Return the config of a run that names no architecture: of the first one for the task, with its defaults."""
+    configs = configs_of(task)
+    return configs[next(iter(configs))]()
+
+
+RUNS: Lazy[type[Any]] = Lazy(lambda: ARCHITECTURES, lambda name: MODEL_TASKS[ARCHITECTURES[name].task].config)
+"""model.architecture -> the settings of a run that trains it."""
 
 
 def build_model(config: Any) -> Any:
@@ -431,14 +482,13 @@ class Task:
     one's. model_task: of its models. prepared_as: the word of `prepare --task`; empty if another task's word covers it,
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
     the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
-    this task: `of_record(tokenizer, record, where)` makes it of a translator's. config: the settings of a run; None:
+    this task: `of_record(tokenizer, record, where)` makes it of a translator's. validator: of a task of sentence pairs,
+    see `tasks.translation.objective.Validator`. config: the settings of a run; None:
     those of `model_task`.
 
     The modules:
 
     - `objective.py`: `open_objective(config, data_dir, progress)` opens the data of a run.
-    - `plan.py`: `SyntheticRun(config)`, training steps without the data (see `training.plan.planner.SyntheticRun`).
-    - `validator.py` of a task of sentence pairs: `Validator`, see `tasks.translation.objective`.
     - `options.py`: `PREPARE`, `EVALUATE` and `SCORE`, the options of these commands.
     - `prepare.py`: `preparation(options)` returns a function that takes `folder`, `replace` and `progress`, makes the
       folder and returns its manifest; `summary(folder, manifest)` returns the text to be printed then.
@@ -453,6 +503,7 @@ class Task:
     recorded_as: str = ""
     data: str = ""
     tokenizer: str = ""
+    validator: str = "manyheads.tasks.translation.objective:Validator"
     run: str | type[Any] | None = field(default=None)
 
     @property
@@ -491,6 +542,7 @@ TASKS: Table[Task] = Table(
             recorded_as="parsing",
             data="manyheads.data.translation.prepared:PreparedData",
             tokenizer=f"{_PARSING}.tokenizer:ParsingTokenizer",
+            validator=f"{_PARSING}.sequence_task.validator:Validator",
         ),
         "text": Task(
             "the next token of a text",
@@ -525,23 +577,21 @@ TASKS: Table[Task] = Table(
     },
 )
 
-_RUNS = "manyheads.tasks.presets"
-
 PRESETS: Table[Callable[..., Any]] = Table(
     "preset",
     {
-        "debug": f"{_RUNS}:debug",
-        "copy": f"{_RUNS}:copy",
-        "demo": f"{_RUNS}:demo",
-        "sample": f"{_RUNS}:sample",
-        "tiny": f"{_RUNS}:tiny",
-        "base": f"{_RUNS}:base",
-        "big": f"{_RUNS}:big",
-        "xl-debug": f"{_RUNS}:xl_debug",
-        "xl-demo": f"{_RUNS}:xl_demo",
-        "lm-demo": f"{_RUNS}:lm_demo",
-        "reformer-debug": f"{_RUNS}:reformer_debug",
-        "reformer-demo": f"{_RUNS}:reformer_demo",
+        "debug": f"{_TRANSLATION}.settings:debug",
+        "copy": f"{_TRANSLATION}.settings:copy",
+        "demo": f"{_TRANSLATION}.settings:demo",
+        "sample": f"{_TRANSLATION}.settings:sample",
+        "tiny": f"{_TRANSLATION}.settings:tiny",
+        "base": f"{_TRANSLATION}.settings:base",
+        "big": f"{_TRANSLATION}.settings:big",
+        "xl-debug": f"{_TEXT}.settings:xl_debug",
+        "xl-demo": f"{_TEXT}.settings:xl_demo",
+        "lm-demo": f"{_TEXT}.settings:lm_demo",
+        "reformer-debug": f"{_TEXT}.settings:reformer_debug",
+        "reformer-demo": f"{_TEXT}.settings:reformer_demo",
         "duplication": f"{_RESEARCH}.presets:duplication",
         "classifier-debug": f"{_CLASSIFICATION}.settings:classifier_debug",
         "classifier-demo": f"{_CLASSIFICATION}.settings:classifier_demo",
@@ -550,9 +600,9 @@ PRESETS: Table[Callable[..., Any]] = Table(
         "chart-parser": f"{_PARSING}.span_task.settings:chart_parser",
         "vanilla-lm": f"{_RESEARCH}.presets:vanilla_lm",
         "vanilla-lm-64": f"{_RESEARCH}.presets:vanilla_lm_64",
-        "million": f"{_RUNS}:million",
-        "enwik8": f"{_RUNS}:enwik8",
-        "imagenet64": f"{_RUNS}:imagenet64",
+        "million": f"{_TEXT}.settings:million",
+        "enwik8": f"{_TEXT}.settings:enwik8",
+        "imagenet64": f"{_TEXT}.settings:imagenet64",
     },
 )
 """Complete runs by name: a function -> the settings of the run."""
@@ -565,14 +615,14 @@ _RECORD, _LOGGERS = "manyheads.training.record", "manyheads.extras.loggers"
 LOGGERS: Table[Callable[[], Any]] = Table(
     "logger",
     {
-        "csv": f"{_RECORD}.callbacks:CsvLogger",
-        "tensorboard": f"{_RECORD}.callbacks:TensorBoardLogger",
+        "csv": f"{_RECORD}.log:CsvLogger",
+        "tensorboard": f"{_RECORD}.log:TensorBoardLogger",
         "wandb": f"{_LOGGERS}.services:WandbLogger",
         "mlflow": f"{_LOGGERS}.services:MlflowLogger",
         "trackio": f"{_LOGGERS}.services:TrackioLogger",
     },
 )
-"""Loggers of a run by name: called without arguments, an entry returns a `training.record.callbacks.Logger`."""
+"""Loggers of a run by name: called without arguments, an entry returns a `training.record.log.Logger`."""
 
 _PEERS = "manyheads.extras.peers"
 
@@ -612,10 +662,10 @@ PEERS: Table[type[Any]] = Table(
 """Other implementations: id -> subclass of `manyheads.extras.peers.peer.Peer`."""
 
 PUBLIC: dict[str, str] = {
-    "Callback": f"{_RECORD}.callbacks:Callback",
+    "Callback": f"{_RECORD}.log:Callback",
     "Classifier": f"{_CLASSIFICATION}.classifier:Classifier",
     "Generator": "manyheads.decoding.generator:Generator",
-    "Logger": f"{_RECORD}.callbacks:Logger",
+    "Logger": f"{_RECORD}.log:Logger",
     "Parser": f"{_PARSING}.parser:Parser",
     "Translator": "manyheads.decoding.translator:Translator",
     "evaluate": "manyheads.api:evaluate",
@@ -648,8 +698,10 @@ HOOKS: dict[str, str] = {
     "pairs in parquet": "manyheads.extras.tables.pairs:parquet_pairs",
     "pairs in a table": "manyheads.extras.tables.pairs:table_pairs",
     "picture": "manyheads.extras.inspect.pictures:picture_of",
+    "first step": "manyheads.extras.planning.first_step:first_step",
     "plan of a run": "manyheads.extras.planning.plan:plan_layer",
     "reranking": "manyheads.extras.reranking.reranker:reranker_of",
+    "planner": "manyheads.extras.planning.planner:Planner",
     "schema": "manyheads.extras.constrained.patterns:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "segments": "manyheads.extras.sgm.segments:sgm_segments",

@@ -12,7 +12,7 @@ from fuzz.mutations import ODD_FLOATS, ODD_NUMBERS, ODD_TEXTS
 from manyheads.catalogue import COMMANDS, PRESETS
 from manyheads.cli.command_line.parsing import _Option, _options
 from manyheads.cli.main import module_of
-from manyheads.config.describe import describe
+from manyheads.config.options import describe
 
 __all__ = ["CommandLines", "is_training"]
 

@@ -33,14 +33,14 @@ from manyheads.distributed.process import this_process
 from manyheads.distributed.wrap import whole
 from manyheads.errors import SaveError
 from manyheads.models.pretrained import portable_state
-from manyheads.tasks.translation.validator import Validator
+from manyheads.tasks.translation.objective import Validator
 from manyheads.training.record.log import MetricsLog
 from manyheads.training.record.report import ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import resolve_precision
 from manyheads.training.run.loop import train
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder
 from manyheads.training.run.state import gather
 
 CONFIGS = {"transformer": TINY, "xl": TINY_TEXT, "reformer": TINY_REFORMER}

@@ -10,8 +10,7 @@ from tiny_run import changed
 
 from manyheads.data.translation.prepared import open_data
 from manyheads.decoding.translator import Translator
-from manyheads.tasks.presets import copy
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.translation.settings import TrainConfig, copy
 from manyheads.training.run.loop import train
 
 

@@ -39,13 +39,12 @@ from manyheads.errors import DataError, SaveError
 from manyheads.models.pretrained import load
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
-from manyheads.training.record.recorder import write_samples
-from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.record.report import Sample, ValidationReport, write_samples
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.loop import train
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder
 
 pytestmark = pytest.mark.skipif(not HAS_PROC, reason="needs /proc to know the path of an open file")
 

@@ -20,13 +20,13 @@ import pytest
 import yaml
 from PIL import Image
 
+from manyheads.catalogue import RUNS
 from manyheads.config.build import resolve
 from manyheads.config.files import load_yaml
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.span_task.settings import SpanConfig
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.table import RUNS
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.schedule import learning_rate
 

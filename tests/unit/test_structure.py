@@ -132,8 +132,7 @@ ASKING = {
     "manyheads.nn.kernels.linear": "autocast",
     "manyheads.nn.kernels.modes": "is a compiler tracing what the caller asked for",
     "manyheads.extras.sample_model.making": "records the processor's instruction set in the card",
-    "manyheads.training.run.arithmetic": "records the device's name",
-    "manyheads.training.run.device": "chooses the device",
+    "manyheads.training.run.device": "chooses the device, and records its name",
     "manyheads.training.run.objective": "pins batches for a GPU",
     "manyheads.training.run.step": "GPUs have a random generator of their own",
 }

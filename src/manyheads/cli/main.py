@@ -11,10 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from typing import Any
 
 from manyheads import __version__
-from manyheads.catalogue import COMMANDS, PLUGINS, entries_of
+from manyheads.catalogue import COMMANDS, PLUGINS, entries_of, load
 from manyheads.cli.process import StoppedBySystem, abandon_output, echo, set_up_streams, stoppable
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ManyHeadsError, RequestError, SaveError, is_out_of_memory, wants_traceback
@@ -186,9 +186,10 @@ def _check_working_folder(arguments: list[str]) -> None:
             ) from None
 
 
-def module_of(command: str) -> ModuleType:
-    """The module of a command, imported."""
-    return importlib.import_module(COMMANDS[command].module)
+def module_of(command: str) -> Any:
+    """The module of a command, imported, or its object in a module."""
+    module = COMMANDS[command].module
+    return load(module) if ":" in module else importlib.import_module(module)
 
 
 def _table() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from manyheads.catalogue import refusal
 from manyheads.config.checks import did_you_mean, one_or_more
-from manyheads.config.files import Source, field_types, merge, tag_of, variants
+from manyheads.config.files import Source, choice_of, field_types, merge, section_of
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -146,11 +146,11 @@ def _construct(cls: type, given: dict[str, Any], wrong: set[str], path: str, mis
 
 
 def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
-    classes = variants(annotation)
-    if len(classes) == 1 and (value is not None or type(None) not in get_args(annotation)):
-        return _section(classes[0], value, path, mistakes)
-    if len(classes) > 1:
-        return _choice(classes, value, path, mistakes)
+    section, choice = section_of(annotation), choice_of(annotation)
+    if section is not None and (value is not None or type(None) not in get_args(annotation)):
+        return _section(section, value, path, mistakes)
+    if choice is not None:
+        return _choice(*choice, value, path, mistakes)
     try:
         return convert(annotation, value, path)
     except ConfigError as error:
@@ -158,12 +158,11 @@ def _field(annotation: Any, value: Any, path: str, mistakes: list[tuple[str, str
         return None
 
 
-def _choice(classes: tuple[type, ...], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
+def _choice(tag: str, kinds: Mapping[str, type], value: Any, path: str, mistakes: list[tuple[str, str]]) -> Any:
     """Build a tagged choice.
 
     The tag selects one of the classes; a name without settings selects that kind with its defaults.
     """
-    tag, kinds = tag_of(classes)
     listed = ", ".join(kinds)
     if isinstance(value, str):
         value = {tag: value}

@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from manyheads.catalogue import ModelTask, configs_of
 from manyheads.errors import ConfigError
 from manyheads.files.safe_open import read_limited, read_stream
 
@@ -231,16 +232,51 @@ def to_json(settings: Any) -> str:
 @lru_cache(maxsize=64)
 def field_types(cls: type) -> dict[str, Any]:
     """Name -> type of each field of a dataclass, annotations resolved."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     return {item.name: hints[item.name] for item in dataclasses.fields(cls) if item.init}
 
 
+def model_choice(task: ModelTask) -> Any:
+    """Return the annotation of a field that holds the config of an architecture for a task.
+
+    Only the class that is chosen is imported.
+    """
+    return Annotated[Any, configs_of(task)]
+
+
 @lru_cache(maxsize=1024)
-def variants(annotation: Any) -> tuple[type, ...]:
-    """Return the dataclasses that a field may hold: one: a section; several: a choice, distinguished by a tag; none: a
-    leaf."""
+def section_of(annotation: Any) -> type | None:
+    """Return the dataclass of a section; None: the field is a leaf or a choice."""
+    classes = _members(annotation)
+    return classes[0] if len(classes) == 1 else None
+
+
+@lru_cache(maxsize=1024)
+def choice_of(annotation: Any) -> tuple[str, Mapping[str, type]] | None:
+    """Return the tag of a choice between sections, and its value -> class; None: the field is no choice."""
+    if get_origin(annotation) is Annotated:
+        return "architecture", annotation.__metadata__[0]
+    classes = _members(annotation)
+    return tag_of(classes) if len(classes) > 1 else None
+
+
+def _members(annotation: Any) -> tuple[type, ...]:
     options = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option))
+
+
+def variants(annotation: Any, architecture: str = "") -> tuple[type, ...]:
+    """Return the dataclasses that a field may hold: one: a section; several: a choice; none: a leaf.
+
+    Args: architecture: leave out, and do not import, the configs of others.
+    """
+    choice = choice_of(annotation)
+    if choice is None:
+        return _members(annotation)
+    tag, kinds = choice
+    if tag == "architecture" and architecture in kinds:
+        return (kinds[architecture],)
+    return tuple(kinds.values())
 
 
 def tag_of(classes: Sequence[type]) -> tuple[str, dict[str, type]]:
@@ -256,25 +292,29 @@ def tag_of(classes: Sequence[type]) -> tuple[str, dict[str, type]]:
     raise TypeError(f"nothing tells {', '.join(cls.__name__ for cls in classes)} apart")
 
 
-def dotted_names(cls: type, prefix: str = "") -> list[str]:
-    """Every setting's dotted path, sections and choices included: `model`, `model.d_model`, `model.attention.kind`."""
+def dotted_names(cls: type, prefix: str = "", architecture: str = "") -> list[str]:
+    """Every setting's dotted path, sections and choices included: `model`, `model.d_model`, `model.attention.kind`.
+
+    Args: architecture: see `variants`.
+    """
     names: list[str] = []
     for name, annotation in field_types(cls).items():
         names.append(prefix + name)
-        for variant in variants(annotation):
-            names += [inner for inner in dotted_names(variant, f"{prefix}{name}.") if inner not in names]
+        for variant in variants(annotation, architecture):
+            inner = dotted_names(variant, f"{prefix}{name}.", architecture)
+            names += [one for one in inner if one not in names]
     return names
 
 
 @lru_cache(maxsize=16)
-def list_names(cls: type, prefix: str = "") -> frozenset[str]:
+def list_names(cls: type, prefix: str = "", architecture: str = "") -> frozenset[str]:
     """The dotted paths of the settings that are lists, such as `data.mix`."""
     names: set[str] = set()
     for name, annotation in field_types(cls).items():
         if get_origin(annotation) is tuple:
             names.add(prefix + name)
-        for variant in variants(annotation):
-            names |= list_names(variant, f"{prefix}{name}.")
+        for variant in variants(annotation, architecture):
+            names |= list_names(variant, f"{prefix}{name}.", architecture)
     return frozenset(names)
 
 
@@ -285,24 +325,27 @@ def merge(cls: type, sources: Sequence[Source]) -> dict[str, Any]:
     """
     merged: dict[str, Any] = {}
     for source in sources:
-        merged = _merge((cls,), merged, source.values)
+        merged = _merge(cls, merged, source.values)
     return merged
 
 
-def _merge(classes: tuple[type, ...], base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    if len(classes) > 1:
-        tag, kinds = tag_of(classes)
-        if tag in new and new[tag] != base.get(tag, next(iter(kinds))):
-            return dict(new)
-    annotations = {name: annotation for cls in classes for name, annotation in field_types(cls).items()}
+def _merge(cls: type | None, base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    annotations = {} if cls is None else field_types(cls)
     merged = dict(base)
     for name, value in new.items():
-        inner = variants(annotations.get(name))
-        if len(inner) > 1 and isinstance(value, str):
-            value = {tag_of(inner)[0]: value}
-        if inner and isinstance(value, Mapping):
+        section, choice = section_of(annotations.get(name)), choice_of(annotations.get(name))
+        if choice is not None and isinstance(value, str):
+            value = {choice[0]: value}
+        if (section or choice) and isinstance(value, Mapping):
             old = merged.get(name)
-            merged[name] = _merge(inner, old if isinstance(old, Mapping) else {}, value)
+            old = old if isinstance(old, Mapping) else {}
+            if choice is not None:
+                tag, kinds = choice
+                kind = old.get(tag, next(iter(kinds)))
+                if value.get(tag, kind) != kind:
+                    old = {}
+                section = kinds.get(str(value.get(tag, kind)))
+            merged[name] = _merge(section, old, value)
         else:
             merged[name] = value
     return merged
@@ -317,7 +360,9 @@ def to_dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line") -> Source:
+def from_dotted(
+    classes: Sequence[type], given: Mapping[str, Any], name: str = "the command line", architecture: str = ""
+) -> Source:
     """Settings given by dotted names, such as `model.d_model`, as a nested dict.
 
     Values stay text (types are checked later), but `null` is None, and `[...]` or several values are a list.
@@ -326,6 +371,7 @@ def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "
         classes: the settings' classes; a name may belong to any of them.
         given: dotted name -> text, or a list of texts; True for a name without a value.
         name: what to call the source in messages.
+        architecture: see `variants`.
     """
     values: dict[str, Any] = {}
     for path, value in given.items():
@@ -333,20 +379,20 @@ def from_dotted(classes: Sequence[type], given: Mapping[str, Any], name: str = "
             # One bracketed value is the list itself; the shell may have divided it at its spaces.
             joined = " ".join(value)
             value = _value(joined) if joined.startswith("[") or joined == "null" else list(value) or True
-        _set(classes, values, path.split("."), _value(value) if isinstance(value, str) else value)
+        plain = _value(value) if isinstance(value, str) else value
+        _set(classes, values, path.split("."), plain, architecture)
     return Source(values, name)
 
 
-def _set(classes: Sequence[type], values: dict[str, Any], path: list[str], value: Any) -> None:
+def _set(classes: Sequence[type], values: dict[str, Any], path: list[str], value: Any, architecture: str) -> None:
     for part in path[:-1]:
         fields = [field_types(cls).get(part) for cls in classes]
-        own = next(filter(None, map(variants, fields)), ())
-        classes = [inner for annotation in fields for inner in variants(annotation)]
+        choice = next(filter(None, map(choice_of, fields)), None)
+        classes = [inner for annotation in fields for inner in variants(annotation, architecture)]
         inner = values.get(part)
         if not isinstance(inner, dict):
             # `--model.attention additive` may stand before `--model.attention.hidden_dim 64`
-            chosen = isinstance(inner, str) and len(own) > 1
-            values[part] = inner = {tag_of(own)[0]: inner} if chosen else {}
+            values[part] = inner = {choice[0]: inner} if isinstance(inner, str) and choice else {}
         values = inner
     values[path[-1]] = value
 

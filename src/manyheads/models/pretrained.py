@@ -151,7 +151,7 @@ def save_pretrained(
         card: README.md; None writes a short one.
         weights: other values under the same names, such as an average; None: the model's.
         more: further files, name -> content.
-        task: what the model was trained for, a name in `tasks.table.TASKS`; None: it is not recorded.
+        task: what the model was trained for, a name in `catalogue.TASKS`; None: it is not recorded.
         languages: source and target language of each direction that it translates, as in BCP 47, if known.
         replace: replace an existing folder.
         dtype: round the weights to this type, such as torch.bfloat16, which halves the file; `load` gives float32.

@@ -25,7 +25,7 @@ from manyheads.models.pretrained import (
     save_pretrained,
     usage_example,
 )
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from manyheads.data.settings import DataSettings, RowSettings, SegmentSettings, shares_of
+from manyheads.data.store import mixed_digest
 from manyheads.errors import ConfigError
 from manyheads.files.verify import MANIFEST
-from manyheads.tasks.table import json_or_empty
+from manyheads.tasks.held_out import json_or_empty
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
@@ -54,6 +55,14 @@ def open_sets(settings: Settings, open_one: Callable[[Settings], Any]) -> tuple[
         if getattr(data, "task", None) != getattr(main, "task", None):
             raise ConfigError(f"data.mix: {path} and {settings.path} are prepared for different tasks; mix only one.")
     return found, shares
+
+
+def digest_of_sets(sets: Iterable[_HasDigest]) -> str:
+    """Return the digest of the data sets of a mix, in their order; of one data set, its own."""
+    first, *more = (one.digest for one in sets)
+    if not more:
+        return first
+    return mixed_digest([first, *more])
 
 
 def known_sets(old: str, sets: Mapping[str, Data], open_folder: Callable[[str], Data]) -> dict[str, Data]:

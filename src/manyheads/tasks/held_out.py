@@ -1,5 +1,8 @@
-"""The held-out text on which a model is evaluated: two files, prepared data, an embedded corpus, or the run's own
-data."""
+"""What folders record, and the held-out text on which a model is evaluated.
+
+A folder of a model, a run or prepared data records its task; a run also its data and its settings. Held-out text is two
+files, prepared data, an embedded corpus, or the run's own data. Nothing here imports torch, because `--help` reads it.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,61 @@ from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, TASKS
 from manyheads.config.build import build
 from manyheads.config.files import load_yaml
-from manyheads.data.settings import CopyTaskSettings
-from manyheads.errors import ConfigError, DataError
+from manyheads.data.settings import DUPLICATION, CopyTaskSettings
+from manyheads.errors import ConfigError, DataError, ModelFileError
+from manyheads.files.verify import MOST_BYTES, read_object
 
 if TYPE_CHECKING:
     from manyheads.text.sides import LanguagePair
+
+
+def task_of_folder(name: str) -> str | None:
+    """Return the task that the folder of a model, a run or prepared data records; None: it is no such folder.
+
+    Folders of older versions record no task. There a parser's task is in `task.json`, a run on the duplication task
+    names it as its data, and for all other models the architecture decides.
+    """
+    path = Path(name)
+    for folder in (path / "model", path):
+        record = json_or_empty(folder / "config.json")
+        task = record.get("task")
+        if task is not None:
+            return task if isinstance(task, str) and task in TASKS else None
+        entry = ARCHITECTURES.get(str(record.get("architecture")))
+        if entry is not None:
+            if _is_duplication(folder.absolute().parent) or _is_duplication(path):
+                return "duplication"
+            named = str(json_or_empty(folder / "task.json").get("name"))
+            return named if named in TASKS else MODEL_TASKS[entry.task].task
+    return _task_of_data(path)
+
+
+def _is_duplication(run: Path) -> bool:
+    try:
+        return load_yaml(run / "config.yaml").section("data").get("path") == DUPLICATION
+    except ConfigError:
+        return False  # the settings are missing or damaged; opening the run later reports the error
+
+
+def _task_of_data(folder: Path) -> str | None:
+    record = json_or_empty(folder / "manifest.json")
+    if record.get("format") != "manyheads.prepared":
+        return None
+    task = record.get("task")
+    name = task.get("name") if isinstance(task, Mapping) else None
+    return next((word for word, known in TASKS.items() if name and known.recorded_as == name), "translation")
+
+
+def json_or_empty(file: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one if the file cannot be read, as opening its folder reports that."""
+    try:
+        return read_object(file, most_bytes)
+    except (OSError, ModelFileError):
+        return {}
+
 
 EMBEDDED = "embedded:tatoeba-en-de"
 COPY_TASK = "copy-task"

@@ -6,22 +6,21 @@ The settings of a run from their layers: a preset, files, another architecture, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, SIZED_BY_PRECISION, TASKS, ModelTask
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, SIZED_BY_PRECISION, TASKS, ModelTask
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import not_among
-from manyheads.config.describe import show_value
-from manyheads.config.files import Source, field_types, load_yaml, tag_of, to_plain, variants
+from manyheads.config.files import Source, field_types, load_yaml, to_plain
+from manyheads.config.options import show_value
 from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256, read_object
 from manyheads.models.hub import resolve_model_path
-from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section
-from manyheads.tasks.table import RUNS, task_of_folder
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section, task_of_folder
 from manyheads.training.settings import RunConfig
 
 _NOT_SIZES = ("dropout", "attention_dropout")
@@ -240,6 +239,22 @@ def resolve_run(
     return config
 
 
+def likely_architecture(preset: str | None, files: Sequence[str]) -> str:
+    """Return the model.architecture of a preset, or of the first file that names one; without one, the first of all.
+
+    It says which settings a command line probably has. Mistakes are reported by `resolve_run`.
+    """
+    if preset is not None and preset in PRESETS:
+        return str(PRESETS[preset]().model.architecture)
+    for name in files:
+        if Path(name).is_file():  # a pipe can be read once
+            with suppress(ConfigError):
+                named = load_yaml(name).section("model").get("architecture")
+                if isinstance(named, str) and named in RUNS:
+                    return named
+    return next(iter(RUNS))
+
+
 def _begin_from(
     sources: list[Source], preset: str | None, architecture: str | None, resume: str, mistakes: list[str]
 ) -> Source | None:
@@ -390,8 +405,7 @@ def _of_architecture(name: str, sources: Sequence[Source], mistakes: list[str]) 
     if name not in RUNS:
         mistakes.append(not_among("--architecture is", name, RUNS))
         return Source({}, "--architecture")
-    kind: type = RUNS[name]
-    config = tag_of(variants(field_types(kind)["model"]))[1][name]
+    config: type = ARCHITECTURES[name].config
     known: dict[str, Any] = {}
     for source in sources[:-1]:
         known |= source.section("model")
@@ -421,4 +435,5 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")
-    return RUNS.get(next(iter(named), ""), TrainConfig)
+    kind: type[RunConfig] = RUNS[next((name for name in named if name in RUNS), next(iter(RUNS)))]
+    return kind

@@ -267,5 +267,5 @@ class RunConfig:
 
     @property
     def task(self) -> str:
-        """The task's name in `tasks.table.TASKS`."""
+        """The task's name in `catalogue.TASKS`."""
         raise NotImplementedError

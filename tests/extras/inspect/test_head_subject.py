@@ -16,7 +16,7 @@ from manyheads.extras.inspect.heads.judging import HeldSegments, NamedModel
 from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.scores import nats_per_token
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.tasks.language_modelling.held_out import held_text
+from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.text.vocabulary import ByteVocabulary
 
 

@@ -18,7 +18,7 @@ from manyheads.extras.serving.app import build_app
 from manyheads.extras.serving.settings import ServingSettings
 from manyheads.models.pretrained import load, read_config, save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import IdVocabulary

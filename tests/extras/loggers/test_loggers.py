@@ -13,7 +13,7 @@ import pytest
 
 from manyheads.catalogue import LOGGERS
 from manyheads.errors import ConfigError, MissingExtraError
-from manyheads.training.record.callbacks import Callbacks
+from manyheads.training.record.log import Callbacks
 from manyheads.training.record.report import RunStart, TrainResult
 
 NAMES = ("wandb", "mlflow", "trackio")

@@ -17,8 +17,7 @@ from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError
 from manyheads.extras.planning.plan import Facts, Plan, PlannedRun, plan_layer, plan_run
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.presets import demo
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.translation.settings import TrainConfig, demo
 from manyheads.text.settings import IdSettings, TokenizerSettings, VocabularySettings
 
 
@@ -294,9 +293,9 @@ def test_the_rate_is_measured(folders: Path) -> None:
     """With few tokens a step, since a real measurement takes seconds."""
     import torch
 
-    from manyheads.tasks.presets import debug
-    from manyheads.tasks.translation.plan import SyntheticRun
-    from manyheads.training.plan.planner import tokens_per_second
+    from manyheads.extras.planning.planner import tokens_per_second
+    from manyheads.tasks.translation.objective import SyntheticRun
+    from manyheads.tasks.translation.settings import debug
 
     synthetic_run = SyntheticRun(debug()).at(8)
     assert tokens_per_second(synthetic_run, 8, 2, torch.device("cpu")) > 0

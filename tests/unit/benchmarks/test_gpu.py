@@ -17,7 +17,7 @@ import torch
 
 from manyheads.errors import MissingExtraError
 from manyheads.nn.kernels import modes, policy
-from manyheads.tasks.presets import demo
+from manyheads.tasks.translation.settings import demo
 
 SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "gpu.py"
 sys.path.append(str(SCRIPT.parent))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from manyheads.catalogue import COMMANDS
 from manyheads.cli.command_line.parsing import option_names
-from manyheads.cli.command_line.task_pages import pages_of
 from manyheads.cli.commands.average import AverageOptions
 from manyheads.cli.commands.info import InfoOptions
+from manyheads.cli.commands.task_commands import EVALUATE, PREPARE, SCORE
 from manyheads.cli.commands.train import TrainOptions
 from manyheads.cli.commands.translate import TranslateOptions
 from manyheads.config.files import dotted_names
@@ -28,7 +28,7 @@ def ours() -> list[str]:
 
 def test_options_settings_and_commands_exist() -> None:
     classes = [AverageOptions, ConvertOptions, InfoOptions, TrainOptions, TranslateOptions]
-    classes += [page.options for command in ("prepare", "evaluate", "score") for page in pages_of(command)]
+    classes += [page.options for command in (PREPARE, EVALUATE, SCORE) for page in command.PAGES]
     options = {name for one in classes for name in option_names(one)}
     settings = set(dotted_names(TrainConfig))
     found = ours()

@@ -261,7 +261,7 @@ def test_what_a_signal_leaves_is_told(manyheads, files, tmp_path, replace, monke
 
     told = []
     for interruptible in (early, late):
-        monkeypatch.setattr("manyheads.cli.commands.prepare.interruptible", interruptible)
+        monkeypatch.setattr("manyheads.cli.commands.task_commands.interruptible", interruptible)
         capsys.readouterr()
         assert manyheads(*arguments) == 143
         told.append(capsys.readouterr().err.splitlines()[-1])

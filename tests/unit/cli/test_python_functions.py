@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import manyheads as package
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
-from manyheads.tasks.presets import debug
+from manyheads.tasks.translation.settings import debug
 
 PAIRS = [(f"a b {'c ' * (number % 5)}d", f"e {'f ' * (number % 5)}g") for number in range(60)]
 SMALL = {"max_steps": 2, "plots": False, "tensorboard": False}

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.catalogue import build_model
-from manyheads.cli.lines.conversation import converse
-from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.output import LineWriter, converse
 from manyheads.cli.records import describe_folder
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.installation import install_command

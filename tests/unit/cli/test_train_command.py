@@ -20,8 +20,8 @@ from rich.console import Console
 
 from manyheads.catalogue import PRESETS
 from manyheads.cli.command_line.parsing import program
-from manyheads.cli.commands.train import TrainOptions, read_arguments, train_and_watch
-from manyheads.cli.watching.training import LiveReporter, summary
+from manyheads.cli.commands.train import read_arguments
+from manyheads.cli.watching.training import LiveReporter, summary, train_and_watch
 from manyheads.config.files import dotted_names
 from manyheads.distributed.process import Process
 from manyheads.errors import ConfigError
@@ -55,9 +55,9 @@ def test_a_restart_resumes_what_was_named_until_the_run_has_a_checkpoint(tmp_pat
     monkeypatch.setattr("manyheads.training.run.loop.train", lambda config, *, resume, **_: seen.append(resume))
     config = replace(PRESETS["debug"](), run_dir=str(tmp_path))
     for named in ("none", "other/step-00000010"):
-        train_and_watch((), TrainOptions(resume=named, quiet=True), config, Process(restarts=1))
+        train_and_watch(config, named, Process(restarts=1), quiet=True)
     (tmp_path / "checkpoints" / "step-00000020").mkdir(parents=True)
-    train_and_watch((), TrainOptions(resume="other/step-00000010", quiet=True), config, Process(restarts=1))
+    train_and_watch(config, "other/step-00000010", Process(restarts=1), quiet=True)
     assert seen == ["auto", "other/step-00000010", "auto"]
 
 

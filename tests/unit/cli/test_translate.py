@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.cli.lines.conversation import converse
-from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.output import LineWriter, converse
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.text.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ import pytest
 
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import BELOW_ONE, at_least, check
-from manyheads.config.describe import describe
 from manyheads.config.files import Source, from_dotted, parse_yaml, tag_of
+from manyheads.config.options import describe
 from manyheads.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from typing import Any, get_args, get_origin
 import pytest
 
 import manyheads
+from manyheads.catalogue import RUNS
 from manyheads.config.build import build
 from manyheads.config.checks import ABOVE_ZERO, BELOW_ONE, FRACTION, POSITIVE_FRACTION, Range, at_least, between, check
 from manyheads.config.files import field_types, tag_of, variants
 from manyheads.errors import ConfigError
-from manyheads.tasks.table import RUNS
 from manyheads.training.settings import RunConfig
 
 

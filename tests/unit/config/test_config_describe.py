@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from manyheads.catalogue import PRESETS
+from manyheads.catalogue import PRESETS, RUNS
 from manyheads.config.build import resolve
-from manyheads.config.describe import argument_docs, describe, show_value
 from manyheads.config.files import dotted_names, from_dotted
-from manyheads.tasks.table import RUNS
+from manyheads.config.options import argument_docs, describe, show_value
 from manyheads.training.settings import RunConfig
 
 

@@ -22,8 +22,8 @@ from manyheads.checkpoint.format import (
     save_checkpoint,
     write_pointer,
 )
-from manyheads.cli.command_line.task_pages import parse_for_task
 from manyheads.cli.commands import evaluate
+from manyheads.cli.commands.task_commands import parse_for_task
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
@@ -39,8 +39,8 @@ from manyheads.files.safe_open import RefusedFileError
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
-from manyheads.tasks.language_modelling.held_out import held_text
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
+from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.pipeline import read_tokenizer_file
 from manyheads.text.settings import TokenizerSettings

@@ -14,9 +14,9 @@ from manyheads.config.files import load_yaml
 from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextBlock
 from manyheads.errors import ConfigError
+from manyheads.extras.planning.planner import Planner
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.text.settings import VocabularySettings
-from manyheads.training.plan.planner import Planner
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "wikitext-103-base.yaml"
 

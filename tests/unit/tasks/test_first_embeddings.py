@@ -20,8 +20,8 @@ from manyheads.extras.research.presets import duplication
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.data_sets import begin_embeddings
-from manyheads.tasks.presets import debug, reformer_debug, xl_debug
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.language_modelling.settings import reformer_debug, xl_debug
+from manyheads.tasks.translation.settings import TrainConfig, debug
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 from manyheads.training.settings import TokenInitialSettings

@@ -12,7 +12,7 @@ from manyheads.data.language.preparing import prepare_text
 from manyheads.data.language.texts import TextFiles
 from manyheads.evaluation.likelihood import segments_of
 from manyheads.evaluation.reading import Reading
-from manyheads.tasks.language_modelling.held_out import held_text
+from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.text.settings import VocabularySettings
 
 TEXT = "one two three\n\n  \ntwo two\nthree one three one\n"

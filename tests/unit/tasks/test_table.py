@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.catalogue import ARCHITECTURES, PRESETS, TASKS
-from manyheads.cli.command_line.task_pages import _fitting, parse_for_task
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, TASKS, load
+from manyheads.cli.commands.task_commands import _fitting, parse_for_task
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.extras.research.presets import duplication
-from manyheads.tasks.table import RUNS, task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.training.run.objective import open_objective
 
 
@@ -28,7 +28,7 @@ def test_every_architecture_has_a_run_and_the_same_kind() -> None:
 @pytest.mark.parametrize("name", sorted(TASKS))
 def test_a_task_has_its_modules(name: str) -> None:
     assert callable(TASKS[name].module("objective").open_objective)
-    assert callable(TASKS[name].module("plan").SyntheticRun)
+    assert callable(load(MODEL_TASKS[TASKS[name].model_task].synthetic_run))
     assert callable(TASKS[name].module("evaluate").evaluate)
     assert callable(TASKS[name].module("score").score)
     assert dataclasses.is_dataclass(TASKS[name].module("options").EVALUATE.options)

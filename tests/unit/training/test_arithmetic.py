@@ -14,7 +14,7 @@ from manyheads.cli.main import main
 from manyheads.config.files import to_yaml
 from manyheads.distributed.group import Group
 from manyheads.errors import ConfigError
-from manyheads.training.run.arithmetic import arithmetic_of_run, changed_arithmetic
+from manyheads.training.run.device import arithmetic_of_run, changed_arithmetic
 from manyheads.training.run.loop import train
 
 NOW = {"torch": "2.13.0", "threads": "2"}

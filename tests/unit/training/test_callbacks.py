@@ -21,7 +21,7 @@ from manyheads.catalogue import LOGGERS
 from manyheads.errors import ConfigError
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record import callbacks
-from manyheads.training.record.callbacks import Callback, Logger
+from manyheads.training.record.log import Callback, Logger
 from manyheads.training.run.loop import train
 
 Make = Callable[..., TrainConfig]

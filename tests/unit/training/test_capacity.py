@@ -10,7 +10,7 @@ import torch
 from tiny_run import TINY, changed
 
 from manyheads.errors import ConfigError
-from manyheads.training.plan.planner import Planner
+from manyheads.extras.planning.planner import Planner
 from manyheads.training.run import device as capacity
 from manyheads.training.run.device import check_capacity
 

@@ -16,7 +16,7 @@ from manyheads.checkpoint.format import find_latest, list_checkpoints, verify_ch
 from manyheads.errors import SaveError
 from manyheads.nn.kernels import policy
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.record.callbacks import Callback
+from manyheads.training.record.log import Callback
 from manyheads.training.record.report import CheckpointReport
 from manyheads.training.run import checkpoints
 from manyheads.training.run.loop import train

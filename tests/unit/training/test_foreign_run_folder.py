@@ -10,12 +10,12 @@ import pytest
 
 from manyheads.cli.main import guarded
 from manyheads.errors import ConfigError, SaveError
+from manyheads.extras.planning.first_step import first_step
 from manyheads.files.commit import temporary_name
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.log import LogFile, MetricsLog
 from manyheads.training.run.loop import train
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder
 
 Make = Callable[..., TrainConfig]
 

@@ -19,10 +19,10 @@ from manyheads.data.language.texts import TextBlock
 from manyheads.data.translation.prepared import prepare_corpus
 from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError, ModelFileError
+from manyheads.extras.planning.first_step import first_step
 from manyheads.files.verify import file_sha256
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.text.tokenizer import Tokenizer
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train

@@ -33,8 +33,7 @@ from manyheads.nn.layers import FeedForward
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.run import step
-from manyheads.training.run.nonfinite import total_of
-from manyheads.training.run.step import NarrowWeights, TrainStep
+from manyheads.training.run.step import NarrowWeights, TrainStep, total_of
 from manyheads.training.settings import OptimiserSettings, TrainingSettings
 
 SMALL = TransformerConfig(

@@ -18,12 +18,10 @@ import pytest
 from manyheads.catalogue import PRESETS
 from manyheads.config.files import to_plain
 from manyheads.errors import CheckpointError, ConfigError
-from manyheads.training.record.callbacks import TensorBoardLogger
-from manyheads.training.record.log import MetricsLog, PlainReporter, format_seconds
+from manyheads.training.record.log import MetricsLog, PlainReporter, TensorBoardLogger, format_seconds
 from manyheads.training.record.report import RunStart, Sample, TrainResult, ValidationReport
 from manyheads.training.run.clock import StopFlag, catch_signals
-from manyheads.training.run.resume import check_same_run, differences
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder, check_same_run, differences
 from manyheads.training.run.state import Counters
 from manyheads.training.settings import RunConfig, TrainingSettings
 
@@ -131,7 +129,7 @@ def test_the_second_signal_says_what_is_saved(tmp_path: Path, warm_program: list
     (folder.checkpoints / "step-00000010").mkdir(parents=True)
     program = (
         "import os, pathlib\nfrom manyheads.training.run.clock import *\n"
-        "from manyheads.training.run.run_folder import RunFolder\n"
+        "from manyheads.training.run.resume import RunFolder\n"
         f"with catch_signals(StopFlag(), last_words=RunFolder(pathlib.Path({str(tmp_path)!r})).last_words):\n"
         "  os.kill(os.getpid(), 2); os.kill(os.getpid(), 2)\n"
     )

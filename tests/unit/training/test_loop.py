@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import manyheads.tasks.translation.objective
-import manyheads.training.record.recorder
+import manyheads.training.record.report
 import manyheads.training.run.clock
 import manyheads.training.run.loop
 from manyheads.checkpoint.format import list_checkpoints, load_checkpoint, read_pointer
@@ -28,14 +28,14 @@ from manyheads.data.translation.preparing import PairList
 from manyheads.decoding.text_ids import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
+from manyheads.extras.planning.first_step import first_step
 from manyheads.files.commit import temporary_name
 from manyheads.files.verify import verify_folder
 from manyheads.models.pretrained import load
+from manyheads.tasks.translation.objective import Validator
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.tasks.translation.validator import Validator
 from manyheads.text.settings import TokenizerSettings
 from manyheads.training.optim.optimiser import MuonWithAdam
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.record.report import TrainResult, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import StopFlag
@@ -662,7 +662,7 @@ def test_a_full_disk_does_not_hide_a_nan(small: Make, monkeypatch: pytest.Monkey
         raise SaveError("Cannot save it: No space left on device.")
 
     poison(monkeypatch, {2})
-    monkeypatch.setattr("manyheads.training.record.recorder.write_text", full)
+    monkeypatch.setattr("manyheads.training.record.report.write_text", full)
     with pytest.raises(NonFiniteError, match=r"loss is nan.*ids could not be kept \(.*No space left on device\)"):
         train(small())
 
@@ -814,7 +814,7 @@ def test_a_run_of_too_few_steps_says_so_once(small, monkeypatch, seconds, num_wa
     """And metrics do not depend on it."""
     clock = count()
     fake = SimpleNamespace(monotonic=lambda: seconds * next(clock))
-    monkeypatch.setattr(manyheads.training.record.recorder, "time", fake)
+    monkeypatch.setattr(manyheads.training.record.report, "time", fake)
     reporter = Recording()
     config = small(training={"max_steps": 12, "max_minutes": 5.0}, run_dir=small().run_dir + f"-{seconds}")
     train(config, reporter=reporter)
@@ -844,7 +844,7 @@ def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch
 
     monkeypatch.setattr(Validator, "run", slow)
     monkeypatch.setattr(TrainStep, "run", taken)
-    monkeypatch.setattr(manyheads.training.record.recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(manyheads.training.record.report, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reporter = Recording()
     train(small(), reporter=reporter)
     reports = reporter.of("step")

@@ -26,8 +26,8 @@ from manyheads.nn.kernels.dropout import numbered_rows
 from manyheads.tasks.translation.objective import TranslationObjective
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.run.loop import train
-from manyheads.training.run.parallel import rank_batch
 from manyheads.training.run.resume import differences
+from manyheads.training.run.state import rank_batch
 
 Make = Callable[..., TrainConfig]
 SIZES: dict[str, Any] = {

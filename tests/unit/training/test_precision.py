@@ -25,13 +25,13 @@ from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.extras.planning.first_step import first_step
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement
 from manyheads.tasks.language_modelling.settings import TextConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.run.device import resolve_precision
 from manyheads.training.run.loop import train
 from manyheads.training.run.step import TrainStep

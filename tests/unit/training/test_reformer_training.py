@@ -18,12 +18,12 @@ from tiny_run import TINY_REFORMER, changed, outcome
 from manyheads.data.settings import DUPLICATION, SegmentSettings
 from manyheads.errors import ConfigError, DataError, RequestError
 from manyheads.evaluation.reading import Reading
+from manyheads.extras.planning.planner import Planner
 from manyheads.extras.research.duplication import DuplicationStream, duplicated, held_out
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.transformer_xl.config import PRESETS as XL_MODELS
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.training.plan.planner import Planner
 from manyheads.training.run.components import assemble
 from manyheads.training.run.loop import train
 
@@ -151,8 +151,8 @@ import resource, sys
 from manyheads.cli.process import set_up_machine
 set_up_machine()
 import torch
-from manyheads.tasks.language_modelling.plan import SyntheticRun
-from manyheads.training.plan.planner import take_steps
+from manyheads.tasks.language_modelling.objective import SyntheticRun
+from manyheads.extras.planning.planner import take_steps
 from manyheads.training.run.device import resolve_precision
 sys.path.insert(0, sys.argv[1])
 from tests_footprint_config import CONFIG
@@ -164,7 +164,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 CONFIG = """
 from dataclasses import replace
-from manyheads.tasks.presets import reformer_demo
+from manyheads.tasks.language_modelling.settings import reformer_demo
 demo = reformer_demo()
 CONFIG = replace(demo, num_threads=1, model=replace(
     demo.model, num_layers=2, layers=("local", "lsh"), max_len=65536, axial_shape=(256, 256)))
@@ -183,7 +183,7 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
     asking = (
         "import sys; sys.path.insert(0, sys.argv[1]); from manyheads.cli.process import set_up_machine;"
         "set_up_machine(); from tests_footprint_config import CONFIG;"
-        "from manyheads.training.plan.planner import Planner;"
+        "from manyheads.extras.planning.planner import Planner;"
         "found = Planner(CONFIG).memory(int(sys.argv[2])); print(found.total_bytes, found.program_bytes)"
     )
     asked = [sys.executable, "-c", asking, str(tmp_path), str(length)]
@@ -195,10 +195,10 @@ def test_memory_is_predicted_within_a_fifth(length: int, tmp_path: Path, figure:
 
 def test_memory_grows_with_length_as_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line through two short steps meets a longer step that is counted itself, within a twentieth."""
-    from manyheads.training.plan import planner as planning
+    from manyheads.extras.planning import planner as planning
 
     # Only what is counted: what the process takes besides differs from run to run, and these steps are small.
-    monkeypatch.setattr("manyheads.training.plan.planner.peak_resident_bytes", lambda: 0)
+    monkeypatch.setattr("manyheads.extras.planning.planner.peak_resident_bytes", lambda: 0)
     model = replace(TINY_REFORMER.model, max_len=4096, vocab_size=257)  # type: ignore[arg-type]
     config = changed(TINY_REFORMER, model=model)
     before = planning.LONGEST_PROBE

@@ -32,10 +32,8 @@ from manyheads.training.optim.optimiser import (
     orthogonalise,
     split_by_decay,
 )
-from manyheads.training.run.nonfinite import first_bad
-from manyheads.training.run.parallel import ParallelModel
-from manyheads.training.run.state import named_parameters
-from manyheads.training.run.step import StepResult, TrainStep
+from manyheads.training.run.state import ParallelModel, named_parameters
+from manyheads.training.run.step import StepResult, TrainStep, first_bad
 from manyheads.training.settings import OptimiserSettings, RunConfig, TrainingSettings
 
 CPU = torch.device("cpu")

@@ -17,11 +17,11 @@ from manyheads.evaluation.reading import Reading
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
+from manyheads.extras.planning.first_step import first_step
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.settings import TokenizerSettings
-from manyheads.training.plan.first_step import first_step
 from manyheads.training.run.loop import train
 from manyheads.training.settings import RunConfig
 

@@ -9,7 +9,7 @@ import torch
 
 from manyheads.data.translation.readers import ReadReport
 from manyheads.decoding.generator import Generator
-from manyheads.tasks.language_modelling.held_out import held_text
+from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.tasks.language_modelling.options import EvaluateOptions
 from manyheads.tasks.report import NoPictures
 

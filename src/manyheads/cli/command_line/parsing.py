@@ -26,9 +26,8 @@ from manyheads.catalogue import PLUGINS
 from manyheads.cli.main import EXIT_CODES
 from manyheads.config.build import convert
 from manyheads.config.checks import did_you_mean
-from manyheads.config.describe import kind_of, show_value
 from manyheads.config.files import Source, dotted_names, field_types, from_dotted, list_names
-from manyheads.config.options import REQUIRED, CommandPage, names_of
+from manyheads.config.options import REQUIRED, CommandPage, kind_of, names_of, show_value
 from manyheads.errors import ConfigError
 
 _INDENT = 30
@@ -216,12 +215,15 @@ class Given:
     wants_help: bool
 
 
-def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = False) -> argparse.ArgumentParser:
+def make_parser(
+    cls: type, settings: Sequence[type] = (), architecture: str = "", *, complete: bool = False
+) -> argparse.ArgumentParser:
     """The parser of a dataclass of options.
 
     Args:
         cls: the dataclass.
         settings: classes whose settings are options, too, by their dotted names, such as `--model.d_model`.
+        architecture: leave out the settings of models of others; empty: none.
         complete: for tab completion: with the words that a value may be, and which values are files.
     """
     parser = argparse.ArgumentParser(
@@ -245,8 +247,8 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
                 import shtab
 
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
-    several = {name for one in settings for name in list_names(one)}
-    for name in _dotted(settings):
+    several = {name for one in settings for name in list_names(one, architecture=architecture)}
+    for name in _dotted(settings, architecture):
         # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
         shown = name if complete and "." in name else name.replace("_", "-")
         number: dict[str, Any] = {"nargs": "?", "const": True, "action": _Once}
@@ -256,12 +258,16 @@ def make_parser(cls: type, settings: Sequence[type] = (), *, complete: bool = Fa
     return parser
 
 
-def _dotted(settings: Sequence[type]) -> list[str]:
-    return list(dict.fromkeys(name for one in settings for name in dotted_names(one)))
+def _dotted(settings: Sequence[type], architecture: str) -> list[str]:
+    return list(dict.fromkeys(name for one in settings for name in dotted_names(one, architecture=architecture)))
 
 
 def read(
-    cls: type, arguments: Sequence[str], settings: Sequence[type] = (), elsewhere: Mapping[str, str] | None = None
+    cls: type,
+    arguments: Sequence[str],
+    settings: Sequence[type] = (),
+    elsewhere: Mapping[str, str] | None = None,
+    architecture: str = "",
 ) -> Given:
     """Sort arguments into options, settings and mistakes.
 
@@ -270,9 +276,10 @@ def read(
         arguments: after the command's name.
         settings: classes of settings; `--section.key value` is a setting of any of them, `--section.flag` means true.
         elsewhere: options of other tasks -> the message for each.
+        architecture: as for `make_parser`.
     """
-    names = _dotted(settings)
-    parser = make_parser(cls, settings)
+    names = _dotted(settings, architecture)
+    parser = make_parser(cls, settings, architecture)
     known = {name: action for action in parser._actions for name in action.option_strings}
     mistakes: list[str] = []
     try:
@@ -298,7 +305,7 @@ def read(
         if options.get(one.path) in (_NO_VALUE, []):
             mistakes.append(f"{one.names[0]} needs a value.")
             del options[one.path]
-    return Given(options, from_dotted(settings, given), mistakes, wants_help)
+    return Given(options, from_dotted(settings, given, architecture=architecture), mistakes, wants_help)
 
 
 def _tokens(arguments: Sequence[str], known: Mapping[str, argparse.Action], mistakes: list[str]) -> Iterator[str]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal
 
-from manyheads.catalogue import COMMANDS, PRESETS
+from manyheads.catalogue import COMMANDS, PRESETS, RUNS
 from manyheads.cli.command_line.parsing import command, make_parser
 from manyheads.cli.main import module_of
 from manyheads.config.options import CommandPage, argument
-from manyheads.tasks.table import RUNS
 
 
 def program_parser() -> argparse.ArgumentParser:

@@ -20,7 +20,7 @@ from manyheads.cli.lines.output import lines_of
 from manyheads.cli.process import say_or_json, set_up_machine
 from manyheads.config.options import CommandPage, Shared
 from manyheads.installation import install_command
-from manyheads.training.run.arithmetic import INSTRUCTION_SETS, processor
+from manyheads.training.run.device import INSTRUCTION_SETS, processor
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
 EXTRAS = {

@@ -15,8 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.command_line.parsing import command, program
-from manyheads.cli.lines.conversation import Command, converse, greet, is_conversation, whole_number
-from manyheads.cli.lines.output import LineWriter, OutputCheck, check_files, write_lines
+from manyheads.cli.lines.output import (
+    Command,
+    LineWriter,
+    OutputCheck,
+    check_files,
+    converse,
+    greet,
+    is_conversation,
+    whole_number,
+    write_lines,
+)
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks

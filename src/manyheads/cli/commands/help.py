@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from manyheads.catalogue import COMMANDS, PRESETS, TASKS
+from manyheads.catalogue import COMMANDS, PRESETS, RUNS, TASKS
 from manyheads.cli.command_line.parsing import command, parse
+from manyheads.cli.commands.task_commands import page_of
 from manyheads.cli.main import main, module_of
 from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 from manyheads.config.options import CommandPage, argument
-from manyheads.tasks.translation.settings import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,13 +75,13 @@ def run(options: HelpOptions) -> int:
 def _pages_of_other_tasks(name: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield a note for headings, and what prints the page."""
     if name == "train":
-        shown: set[type] = {TrainConfig}  # the page without a preset has its settings
+        shown: set[type] = {RUNS[next(iter(RUNS))]}  # the page without a preset has its settings
         for preset, make in PRESETS.items():
             if (kind := type(make())) not in shown:
                 shown.add(kind)
                 yield "", partial(module_of(name).run, ["--preset", preset, "--help"])
     for page in getattr(module_of(name), "PAGES", [])[1:]:
-        tasks = [task for task, one in TASKS.items() if getattr(one.module("options"), name.upper()) is page]
+        tasks = [task for task in TASKS if page_of(task, name) is page]
         yield f" [task {', '.join(tasks)}]", partial(parse, page, ["--help"], name)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import HOOKS, PRESETS, load
+from manyheads.catalogue import HOOKS, PRESETS, RUNS, load
 from manyheads.cli.command_line.parsing import command
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.process import echo, say_or_json, set_up_machine
@@ -20,7 +20,6 @@ from manyheads.config.files import load_yaml
 from manyheads.config.options import CommandPage, Shared, argument, option, refuse_given
 from manyheads.errors import ConfigError
 from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.table import RUNS
 
 _LARGER_IS_BETTER = ("bleu", "chrf", "f1", "accuracy")
 _LOSSES = ("valid_nll", "perplexity", "bits_per_byte", "bits_per_character", "bits_per_dim")
@@ -222,10 +221,8 @@ def _predict_memory(options: InfoOptions, length: int) -> None:
     """Print the predicted memory of training. length: tokens of a segment."""
     config = find_config(options.path)
     set_up_machine()
-    from manyheads.training.plan.planner import Planner
-
     with showing_if_long() as progress:
-        found = Planner(config).memory(length, options.batch, progress)
+        found = load(HOOKS["planner"])(config).memory(length, options.batch, progress)
     say_or_json({"path": str(options.path), **found.to_json()}, found.describe(), as_json=options.json)
 
 

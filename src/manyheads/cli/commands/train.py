@@ -6,36 +6,27 @@ progress.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, SIZED_BY_PRECISION, load
-from manyheads.cli.command_line.parsing import fill, help_page, option_lines, option_rows, read
+from manyheads.catalogue import HOOKS, LOGGERS, PRESETS, RUNS, SIZED_BY_PRECISION, load
+from manyheads.cli.command_line.parsing import Given, fill, help_page, option_lines, option_rows, read
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check, not_among
-from manyheads.config.describe import describe
 from manyheads.config.files import Source, to_yaml
-from manyheads.config.options import CommandPage, option
-from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
+from manyheads.config.options import CommandPage, describe, option
+from manyheads.distributed.launch import DEFAULT_TIMEOUT
 from manyheads.distributed.process import Process, refuse_ranks, this_process
-from manyheads.errors import ConfigError, RankLostError
-from manyheads.tasks.settings_resolution import resolve_run
-from manyheads.tasks.table import RUNS
-from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.settings import RunConfig
+from manyheads.errors import ConfigError
+from manyheads.tasks.settings_resolution import likely_architecture, resolve_run
 
 if TYPE_CHECKING:
     from manyheads.distributed.group import Group
-    from manyheads.training.plan.first_step import FirstStep
-    from manyheads.training.record.report import TrainResult
-
-__all__ = ["PAGE", "run", "train_and_watch"]
+    from manyheads.training.settings import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +126,7 @@ def read_arguments(
 
     Raises: ConfigError: unknown options, and all that `tasks.settings_resolution.resolve_run` refuses, in one message.
     """
-    given = read(TrainOptions, arguments, tuple(RUNS.values()))
+    given = _read(arguments)
     try:
         options = fill(TrainOptions, given)
     except ConfigError as error:  # continue with the options that are certain, to find further mistakes
@@ -163,6 +154,15 @@ def read_arguments(
     return options, config
 
 
+def _read(arguments: Sequence[str]) -> Given:
+    """Sort the arguments. The settings of other architectures are imported only if those of the likely one are not all
+    that is given, or there is a mistake, for which a name of any of them may be suggested."""
+    options = read(TrainOptions, arguments).options
+    name = likely_architecture(options.get("preset"), options.get("config", ()))
+    given = read(TrainOptions, arguments, (RUNS[name],), architecture=name)
+    return read(TrainOptions, arguments, tuple(RUNS.values())) if given.mistakes else given
+
+
 def size_by_precision(
     arguments: Sequence[str], options: TrainOptions, config: RunConfig, resume: str, group: Group | None = None
 ) -> RunConfig:
@@ -182,7 +182,7 @@ def settings_page(preset: str) -> str:
     """The help page of `train`. preset: whose settings are the defaults in it; empty for none."""
     presets = option_lines((name, (make.__doc__ or "").partition("\n")[0]) for name, make in PRESETS.items())
     sections = [("options", option_lines(option_rows(TrainOptions))), ("presets", presets)]
-    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else TrainConfig()
+    defaults: RunConfig = PRESETS[preset]() if preset in PRESETS else RUNS[next(iter(RUNS))]()
     chosen = f"preset {preset}" if preset in PRESETS else "without a preset"
     by_section: dict[str, list[tuple[str, str]]] = {}
     for setting in describe(type(defaults), defaults):
@@ -220,10 +220,20 @@ def run(arguments: Sequence[str]) -> int:
         if process.is_main:
             echo(synthetic_run.describe())
         return 2 if synthetic_run.fault else 0
-    result = train_and_watch(arguments, options, config, process, options.loggers)
-    if process.is_main:
-        from manyheads.cli.watching.training import summary
+    # The live display needs no torch, so something is shown while torch is imported.
+    from manyheads.cli.watching.training import summary, train_and_watch
 
+    result = train_and_watch(
+        config,
+        options.resume,
+        process,
+        options.loggers,
+        timeout=options.timeout,
+        quiet=options.quiet,
+        verbose=options.verbose,
+        sized=partial(size_by_precision, arguments, options),
+    )
+    if process.is_main:
         echo(summary(result))
     return 0 if result.signal_number is None else 128 + result.signal_number
 
@@ -252,50 +262,15 @@ def _planned_layer(typed: Source, process: Process) -> Source:
 
 def _largest_steps(config: RunConfig, memory_mib: int | None) -> str:
     """Describe the largest steps that fit into memory; see `Planner.describe_largest`."""
-    from manyheads.training.plan.planner import Planner
-
     with showing_if_long() as show:
         show("trying steps", 0, 0)
-        return Planner(config).describe_largest(memory_mib)
+        return str(load(HOOKS["planner"])(config).describe_largest(memory_mib))
 
 
-def _try_step(config: RunConfig) -> FirstStep:
+def _try_step(config: RunConfig) -> Any:
     """Compute the first step of a run and save nothing."""
-    from manyheads.training.plan.first_step import first_step
     from manyheads.training.record.log import PlainReporter
 
     with showing_if_long() as show:
         show("taking one step", 0, 0)
-        return first_step(config, PlainReporter(sys.stderr).message)
-
-
-def train_and_watch(
-    arguments: Sequence[str], options: TrainOptions, config: RunConfig, process: Process, callbacks: object = ()
-) -> TrainResult:
-    """Train in this process, which may be one of several ranks: only the main rank shows its progress.
-
-    Args: callbacks: see `training.run.loop.train`.
-    """
-    # The live display needs no torch, so something is shown while torch is imported.
-    from manyheads.cli.watching.training import watching
-
-    with watching(quiet=options.quiet, verbose=options.verbose) if process.is_main else nullcontext() as reporter:
-        from manyheads.checkpoint.format import list_checkpoints
-        from manyheads.decoding.model_runner import choose_device
-        from manyheads.training.run.loop import train
-
-        # A launcher that starts again runs the same command, which must not throw away the steps done so far.
-        own = list_checkpoints(Path(config.run_dir) / "checkpoints") if process.restarts else []
-        resume = "auto" if process.restarts and (own or options.resume == "none") else options.resume
-        group = start(process, choose_device(config.device).type, options.timeout)
-        try:
-            if process.world > 1:
-                config = size_by_precision(arguments, options, config, resume, group)
-            if options.verbose and process.is_main:
-                print(to_yaml(config), file=sys.stderr)
-            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=callbacks)
-            group.close()
-        except RankLostError:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others
-            raise
-    return result
+        return load(HOOKS["first step"])(config, PlainReporter(sys.stderr).message)

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.cli.command_line.parsing import command, program
-from manyheads.cli.lines.conversation import Command, converse, greet, is_conversation, whole_number
-from manyheads.cli.lines.output import LineWriter, OutputCheck, check_files, write_lines
+from manyheads.cli.lines.output import (
+    Command,
+    LineWriter,
+    OutputCheck,
+    check_files,
+    converse,
+    greet,
+    is_conversation,
+    whole_number,
+    write_lines,
+)
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
@@ -27,7 +36,7 @@ from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import ConfigError, RequestError
 from manyheads.files.verify import json_text
 from manyheads.models.hub import is_hub_name, resolve_model_path
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 
 if TYPE_CHECKING:
     from manyheads.decoding.text_ids import Translation

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rich.console import Console, Group
+from rich.console import Console
+from rich.console import Group as Lines
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,11 +26,17 @@ from rich.text import Text
 from manyheads.cli.command_line.parsing import program
 from manyheads.cli.process import printable
 from manyheads.cli.watching.phases import ColouredLines, Heartbeat, Phase, is_in_notebook, is_kernel, wants_colours
+from manyheads.config.files import to_yaml
+from manyheads.distributed.launch import DEFAULT_TIMEOUT, start
+from manyheads.errors import RankLostError
 from manyheads.evaluation.reading import show_perplexity
 from manyheads.training.record.log import PlainReporter, Stream, format_seconds
 
 if TYPE_CHECKING:
+    from manyheads.distributed.group import Group
+    from manyheads.distributed.process import Process
     from manyheads.training.record.report import Reporter, RunStart, StepReport, TrainResult, ValidationReport
+    from manyheads.training.settings import RunConfig
 
 _REDRAW_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
@@ -67,6 +75,51 @@ def watching(*, quiet: bool = False, verbose: bool = False) -> Iterator[Reporter
         lines = NotebookReporter(stream) if is_in_notebook() else LineReporter(stream)
         with Heartbeat(lines.beat, _BEAT_SECONDS):
             yield lines
+
+
+def train_and_watch(
+    config: RunConfig,
+    resume: str,
+    process: Process,
+    callbacks: object = (),
+    *,
+    timeout: float = DEFAULT_TIMEOUT,
+    quiet: bool = False,
+    verbose: bool = False,
+    sized: Callable[[RunConfig, str, Group], RunConfig] | None = None,
+) -> TrainResult:
+    """Train in this process, which may be one of several ranks: only the main rank shows its progress.
+
+    Args:
+        config: the settings of the run.
+        resume: as of `training.run.loop.train`.
+        process: this one, with its rank.
+        callbacks: as of `training.run.loop.train`.
+        timeout: seconds after which a silent rank is lost.
+        quiet: show warnings alone.
+        verbose: show also the settings, and a line for every logged step.
+        sized: of several ranks: the settings, `resume` and the ranks -> the settings for the precision of all.
+    """
+    with watching(quiet=quiet, verbose=verbose) if process.is_main else nullcontext() as reporter:
+        from manyheads.checkpoint.format import list_checkpoints
+        from manyheads.decoding.model_runner import choose_device
+        from manyheads.training.run.loop import train
+
+        # A launcher that starts again runs the same command, which must not throw away the steps done so far.
+        own = list_checkpoints(Path(config.run_dir) / "checkpoints") if process.restarts else []
+        resume = "auto" if process.restarts and (own or resume == "none") else resume
+        group = start(process, choose_device(config.device).type, timeout)
+        try:
+            if process.world > 1 and sized is not None:
+                config = sized(config, resume, group)
+            if verbose and process.is_main:
+                print(to_yaml(config), file=sys.stderr)
+            result = train(config, resume=resume, reporter=reporter, group=group, callbacks=callbacks)
+            group.close()
+        except RankLostError:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # report the reason before the launcher ends the others
+            raise
+    return result
 
 
 def summary(result: TrainResult) -> str:
@@ -351,7 +404,7 @@ class LiveReporter:
                 self._live.refresh()
             self._drawn = self._clock()
 
-    def _render(self) -> Group | Text:
+    def _render(self) -> Lines | Text:
         report = self._report
         if report is None:
             return Text(self._phase.describe(), "dim")
@@ -369,7 +422,7 @@ class LiveReporter:
         lines = [Text(self._figures(report), no_wrap=True, overflow="ellipsis")]
         if self._phase.seconds() >= _LONG_SECONDS:
             lines.append(Text(self._phase.describe(), "dim", no_wrap=True, overflow="ellipsis"))
-        return Group(bar, *lines)
+        return Lines(bar, *lines)
 
     def _times(self, report: StepReport) -> str:
         since = self._clock() - self._reported

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import parse
-from manyheads.cli.lines.conversation import converse, greet, is_conversation
-from manyheads.cli.lines.output import LineWriter, check_files, write_lines
+from manyheads.cli.lines.output import LineWriter, check_files, converse, greet, is_conversation, write_lines
 from manyheads.cli.process import set_up_machine
 from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.options import CommandPage

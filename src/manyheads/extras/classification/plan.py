@@ -9,7 +9,7 @@ import torch
 
 from manyheads.extras.classification.labelled_store import LabelledBatch
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.planner import SyntheticTokenRun
+from manyheads.training.run.objective import SyntheticTokenRun
 
 if TYPE_CHECKING:
     from manyheads.extras.classification.settings import ClassificationConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SyntheticRun(SyntheticTokenRun):
-    """Texts of random ids; see `training.plan.planner.SyntheticTokenRun`."""
+    """Texts of random ids; see `training.run.objective.SyntheticTokenRun`."""
 
     config: ClassificationConfig
     unit = "texts"

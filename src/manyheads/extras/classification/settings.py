@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from manyheads.catalogue import configs_of
+from manyheads.config.files import model_choice
 from manyheads.data.settings import RowSettings
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.config import REFORMERS, TRANSFORMERS, TransformerClassifierConfig
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
             """How the states of a text become one vector; see `model.TextPooling`."""
 
 else:
-    ClassifierConfig = Union[configs_of("classification")]  # noqa: UP007  (the classes are in the table)
+    ClassifierConfig = model_choice("classification")
 
 TATOEBA_LANGUAGES = "embedded:tatoeba-languages"
 """The sentences of the embedded pairs, each labelled with its language, en or de."""

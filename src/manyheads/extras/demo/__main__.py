@@ -61,7 +61,7 @@ def run(run_dir: Path) -> int:
 
     from manyheads.decoding.translator import Translator
     from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-    from manyheads.training.run.run_folder import RunFolder
+    from manyheads.training.run.resume import RunFolder
 
     config = run_config(run_dir)
     RunFolder(run_dir).check()  # folder for pictures, and for data that must be prepared again

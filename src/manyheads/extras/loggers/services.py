@@ -23,7 +23,7 @@ from manyheads.errors import ConfigError
 from manyheads.files.commit import write_text
 from manyheads.files.safe_open import read_limited
 from manyheads.installation import needing_extra
-from manyheads.training.record.callbacks import Logger
+from manyheads.training.record.log import Logger
 
 if TYPE_CHECKING:
     from manyheads.training.record.report import RunStart, TrainResult

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from manyheads.cli.commands.translate import TranslateOptions, TranslationLines, converse_or_write, translate
-from manyheads.cli.lines.conversation import converse, greet, is_conversation
-from manyheads.cli.lines.output import LineWriter
+from manyheads.cli.lines.output import LineWriter, converse, greet, is_conversation
 from manyheads.cli.process import echo
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.lines import LinesOf, Progress, phase_progress

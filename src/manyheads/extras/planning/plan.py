@@ -15,14 +15,13 @@ from typing import Any, Literal, TypeVar
 
 from manyheads.catalogue import MODEL_TASKS, TASKS
 from manyheads.config.build import convert, resolve
-from manyheads.config.describe import show_value
 from manyheads.config.files import Source, from_dotted, to_dotted
+from manyheads.config.options import show_value
 from manyheads.data.prepared_folder import read_prepared
 from manyheads.errors import ConfigError, DataError
-from manyheads.tasks.language_modelling.settings import TextConfig
-from manyheads.tasks.presets import demo, xl_demo
-from manyheads.tasks.table import json_or_empty
-from manyheads.tasks.translation.settings import TrainConfig
+from manyheads.tasks.held_out import json_or_empty
+from manyheads.tasks.language_modelling.settings import TextConfig, xl_demo
+from manyheads.tasks.translation.settings import TrainConfig, demo
 from manyheads.text.pipeline import MAX_FILE_BYTES
 
 N = TypeVar("N", int, float)
@@ -442,8 +441,9 @@ def _reference(kind: str, manifest: Mapping[str, Any], typed: Source) -> Any:
 
 def _measured(config: Any, length: int, rows: int) -> tuple[float, str]:
     from manyheads.decoding.model_runner import choose_device
-    from manyheads.training.plan.planner import synthetic_run_of, tokens_per_second
+    from manyheads.extras.planning.planner import tokens_per_second
     from manyheads.training.run.device import resolve_precision
+    from manyheads.training.run.objective import synthetic_run_of
 
     device = choose_device(config.device)
     config = resolve_precision(config, device)

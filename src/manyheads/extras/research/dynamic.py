@@ -27,8 +27,7 @@ from manyheads.evaluation.likelihood import Likelihood, evaluation_mode, segment
 from manyheads.extras.research.text_task.options import EvaluateOptions
 from manyheads.nn.kernels.modes import fast
 from manyheads.tasks.held_out import run_file
-from manyheads.tasks.language_modelling.evaluate import Scoring
-from manyheads.tasks.language_modelling.held_out import HeldText, held_text
+from manyheads.tasks.language_modelling.evaluate import HeldText, Scoring, held_text
 
 if TYPE_CHECKING:
     from manyheads.data.store import TokenStore

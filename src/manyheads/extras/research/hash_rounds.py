@@ -17,7 +17,7 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.evaluation.likelihood import bits_per, evaluate_text
 from manyheads.models.pretrained import load_portable_state, portable_state
-from manyheads.tasks.language_modelling.held_out import held_text, readings_of
+from manyheads.tasks.language_modelling.evaluate import held_text, readings_of
 from manyheads.tasks.report import TextReport
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError, refuse_nan
 from manyheads.evaluation.likelihood import evaluation_mode
 from manyheads.evaluation.reading import Reading, show_perplexity
-from manyheads.tasks.language_modelling.held_out import HeldText, held_text
+from manyheads.tasks.language_modelling.evaluate import HeldText, held_text
 from manyheads.tasks.report import TextReport
 
 if TYPE_CHECKING:

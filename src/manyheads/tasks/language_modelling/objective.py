@@ -1,5 +1,6 @@
 """Learning to predict the next token of a text: lanes of segments with memory, validated by likelihood and by
-samples."""
+samples. `SyntheticRun` takes training steps at any size, without the data.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +16,18 @@ from torch import Tensor
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.language.prepared import TextData, open_text
-from manyheads.data.language.segments import SegmentStream
-from manyheads.data.store import count_ids, mixed_digest
+from manyheads.data.language.segments import SegmentBatch, SegmentStream
+from manyheads.data.store import count_ids
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import SearchStopped
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, known_sets, open_sets
+from manyheads.tasks.data_sets import begin_embeddings, digest_of_sets, known_sets, open_sets, vocabulary_size
 from manyheads.tasks.held_out import chosen_split
 from manyheads.text.vocabulary import IdVocabulary
 from manyheads.training.record.report import Sample, ValidationReport
-from manyheads.training.run.objective import PlainObjective, Translate
+from manyheads.training.run.objective import LARGEST, PlainObjective, SizeSetting, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from manyheads.models.composites import LanguageModel
     from manyheads.tasks.language_modelling.settings import TextConfig
     from manyheads.training.run.clock import StopFlag
+
 
 NO_TEXT = "(no text: the model writes ids; `manyheads generate RUN --output FILE` writes a file of them)"
 
@@ -56,7 +58,7 @@ class LanguageObjective(PlainObjective):
             config.data, lambda settings: open_text(settings, config.vocabulary, data_dir, progress=progress)
         )
         self.data = self.sets[config.data.path]
-        self.digest = mixed_digest([one.digest for one in self.sets.values()])
+        self.digest = digest_of_sets(self.sets.values())
         vocabulary = self.data.vocabulary
         is_too_small = 0 < config.model.vocab_size < vocabulary.vocab_size
         if is_too_small and not config.initial.model:  # otherwise the model grows, see `training.run.resume`
@@ -89,6 +91,7 @@ class LanguageObjective(PlainObjective):
         settings, names = self.config.data, list(self.sets)
         if ext_len := getattr(self.config.model, "ext_len", 0):
             raise ConfigError(f"model.ext_len is {ext_len}, which a mix of texts cannot have; set it to 0.")
+
         lanes = lanes_of([self.shares[name] for name in names], settings.lanes)
         streams = [
             self._stream(self.sets[name], replace(settings, mix=(), path=name, lanes=count, accumulate=1))
@@ -272,3 +275,89 @@ class TextJudge:
             return bits_per(found.nll_sum, self.data.counts("valid")["bytes"])
         are_bytes = vocabulary.kind in ("bytes", "ids") and vocabulary.end_id is None
         return bits_per(found.nll_sum, found.num_tokens) if are_bytes else None
+
+
+_VOCABULARY_SIZES = {"bytes": 257, "bpe": 8000}
+"""Assumed size of a vocabulary that does not exist yet."""
+
+_BEYOND_CUTOFFS = 4 / 3
+"""Of a vocabulary of words that does not exist yet, beside the last cutoff, as in the papers' corpora."""
+
+_LEAST_PROBE = 64
+
+
+@dataclass(frozen=True)
+class SyntheticRun:
+    """Segments of random ids; see `training.run.objective.SyntheticRun`."""
+
+    config: TextConfig
+    vocabulary: str = ""
+
+    @property
+    def longest(self) -> int:
+        return self.config.data.segment_len
+
+    @property
+    def rows(self) -> int:
+        return -(-self.config.data.lanes // self.config.data.accumulate)
+
+    def at(self, length: int) -> SyntheticRun:
+        config, model, longest = self.config, self.config.model, self.config.model.longest_input
+        if longest is not None and length > longest:
+            raise ConfigError(
+                f"--length {length:,} is above model.max_len {longest:,}, the number of positions of the model; raise"
+                " it (and axial_shape with it), or give a smaller length."
+            )
+        size, told = vocabulary_size(model.vocab_size, config.data.path, *self._usual_size())
+        if not size:
+            raise ConfigError(
+                f"The size of the vocabulary is not known: {config.data.path} is no folder of prepared data, and words"
+                f" are not counted yet. Make it (manyheads prepare --task lm ... --output {config.data.path}), or set"
+                " model.vocab_size."
+            )
+        model = replace(model, vocab_size=size)
+        data = replace(config.data, segment_len=length, segment_lengths="fixed", length_schedule=())
+        reading = replace(config.reading, segment_len=min(config.reading.segment_len, length))
+        return SyntheticRun(replace(config, model=model, data=data, reading=reading), told)
+
+    def _usual_size(self) -> tuple[int, str]:
+        """The size of a vocabulary that is not there, or 0, and where the number is from."""
+        settings, cutoffs = self.config.vocabulary, getattr(self.config.model, "cutoffs", ())
+        if settings.vocab_size:
+            return settings.vocab_size, "from vocabulary.vocab_size"
+        if cutoffs:
+            return round(_BEYOND_CUTOFFS * cutoffs[-1]), "a third more than the last of model.cutoffs"
+        return _VOCABULARY_SIZES.get(settings.level, 0), f"as usual for {settings.level}"
+
+    def batch(self, length: int, rows: int) -> SegmentBatch:
+        ids = torch.randint(self.config.model.vocab_size, (rows, length + 1))
+        return SegmentBatch(
+            tokens=ids[:, :-1],
+            targets=ids[:, 1:],
+            lengths=torch.full((rows,), length),
+            resets=torch.zeros(rows, dtype=torch.bool),
+            sample_ids=torch.arange(rows),
+        )
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        return begin_hashing(self.config, model, lanes, seed)
+
+    def size_settings(self) -> list[SizeSetting]:
+        """Lanes and length of a segment; see `SyntheticRun.knobs`."""
+        data, model = self.config.data, self.config.model
+        now, most = data.segment_len, model.longest_input or LARGEST
+        longest = min(max(now, _LEAST_PROBE), most)
+        probes = {max(1, longest // part) for part in ((2, 1) if model.memory_degree == 1 else (4, 2, 1))}
+        given = f"segment_len {now:,}" + (f", accumulate {data.accumulate}" if data.accumulate > 1 else "")
+        return [
+            SizeSetting(
+                "data.lanes", data.lanes, given, {rows: (now, rows) for rows in (1, 4)}, accumulate=data.accumulate
+            ),
+            SizeSetting(
+                "data.segment_len",
+                now,
+                f"lanes {data.lanes:,}",
+                {probe: (probe, self.rows) for probe in sorted(probes)},
+                most=most,
+            ),
+        ]

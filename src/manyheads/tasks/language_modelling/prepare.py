@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def preparation(options: PrepareOptions) -> Callable[..., dict[str, Any]]:
-    """See `tasks.table.Task`.
+    """See `catalogue.Task`.
 
     Raises:
         ConfigError: validation data is missing, or the vocabulary's settings are wrong.
@@ -86,7 +86,7 @@ def _of_ids(
 
 
 def summary(folder: Path, manifest: dict[str, Any]) -> str:
-    """See `tasks.table.Task`."""
+    """See `catalogue.Task`."""
     data = TextData.open(folder, verify=False)
     vocabulary = data.vocabulary
     lines = vocabulary_lines(manifest) if vocabulary.kind == "bpe" else []

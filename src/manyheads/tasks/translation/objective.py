@@ -1,29 +1,51 @@
-"""Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations."""
+"""Learning to translate or to parse: pairs of sentences, validated by likelihood and by translations.
+
+BLEU and chrF are of the same search that `translate` uses. `SyntheticRun` takes training steps at any size,
+without the data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
+from torch import nn
 
 from manyheads.catalogue import HOOKS, TASKS, load
+from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.data.corpora import NUM_TRAIN
-from manyheads.data.store import mixed_digest
-from manyheads.data.translation.batches import Segmenting, TrainingStream
+from manyheads.data.translation.batches import Segmenting, TrainingStream, eval_batches
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
-from manyheads.errors import ConfigError, MissingExtraError
-from manyheads.evaluation.bleu import AUTO, TokenizerChoice, choose_tokenizer, instead_of, text_hints
+from manyheads.decoding.text_ids import SearchStopped, source_limit
+from manyheads.decoding.translator import Translator
+from manyheads.errors import ConfigError, DataError, MissingExtraError
+from manyheads.evaluation.bleu import (
+    AUTO,
+    TokenizerChoice,
+    choose_tokenizer,
+    corpus_bleu,
+    corpus_chrf,
+    instead_of,
+    text_hints,
+)
 from manyheads.evaluation.reading import BleuTokenizer
 from manyheads.nn.kernels.policy import has_segments_kernel, segments_lack
 from manyheads.seeding import derive_seed
-from manyheads.tasks.data_sets import begin_embeddings, fewer_tokens, known_sets, open_sets
+from manyheads.tasks.data_sets import (
+    begin_embeddings,
+    digest_of_sets,
+    fewer_tokens,
+    known_sets,
+    open_sets,
+    vocabulary_size,
+)
 from manyheads.tasks.held_out import chosen_split
-from manyheads.tasks.translation.validator import Validator, build_translate
-from manyheads.training.run.objective import PlainObjective, Translate
+from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.objective import PlainObjective, SyntheticTokenRun, Translate
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
@@ -50,7 +72,7 @@ class TranslationObjective(PlainObjective):
             lambda settings: open_data(settings, config.tokenizer, config.seed, data_dir, progress=progress),
         )
         self.data = self.sets[config.data.path]
-        self.digest = mixed_digest([one.digest for one in self.sets.values()])
+        self.digest = digest_of_sets(self.sets.values())
         self._asked, self._choice = config, _tokenizer(config, self.data)
         self.config = _with_tokenizer(_resolve(config, self.data), self._choice)
         self.model_config, self.generation = self.config.model, self.config.decoding
@@ -163,7 +185,7 @@ open_objective = TranslationObjective
 
 def _validator(data: PreparedData) -> type[Validator]:
     """The validator for the task of the data."""
-    kind: type[Validator] = TASKS[data.task].module("validator").Validator
+    kind: type[Validator] = load(TASKS[data.task].validator)
     return kind
 
 
@@ -216,3 +238,154 @@ def _resolve(config: TrainConfig, data: PreparedData) -> TrainConfig:
     needed = (size, target_size)
     sizes = (max(sizes[0], needed[0]), max(sizes[1], needed[1])) if config.initial.model else sizes
     return replace(config, model=replace(model, source_vocab_size=sizes[0], target_vocab_size=sizes[1]))
+
+
+SPECIAL_TOKENS = {"source": 1, "target": 2}  # EOS; BOS and EOS
+
+
+def build_translate(model: Seq2Seq, data: PreparedData, config: TrainConfig, device: torch.device) -> Translate:
+    """The search that `translate` uses, with the model's weights at the time of each call.
+
+    Raises: RequestError: the model or its tokenizer cannot do what `decoding` asks for.
+    """
+    translator = Translator(model, data.tokenizer, config.decoding, device=device, precision=config.precision)
+    translator.options()  # its errors come now, and not at the first validation
+    return lambda texts, stop: translator.translate(texts, stop=stop)
+
+
+@dataclass(frozen=True)
+class Validator:
+    """Validates a model on held-out pairs.
+
+    Args:
+        model: forward gives an `Output`.
+        data: its validation pairs and texts.
+        config: budgets, precision, what to translate.
+        device: where the model is.
+        translate: source lines to target lines; None leaves out BLEU and chrF.
+        stop: looked at between batches.
+
+    Attributes: scores: the possible values of `validation.best_by`. verb: what is done with the source texts.
+
+    Raises: DataError: a validation pair is too long; this is reported now, not hours later at the first validation.
+    """
+
+    model: nn.Module
+    data: PreparedData
+    config: TrainConfig
+    device: torch.device
+    translate: Translate | None
+    stop: StopFlag
+    scores: ClassVar[tuple[str, ...]] = ("loss", "bleu")
+    verb: ClassVar[str] = "translates"
+
+    def __post_init__(self) -> None:
+        if self:
+            self._refuse_too_long()
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self.data.valid is not None and len(self.data.valid) > 0
+
+    @property
+    def of_the_first(self) -> int | None:
+        """Number of pairs that are translated; None: all."""
+        count, found = self.config.validation.bleu_sentences, len(self.data.valid_text)
+        return count if self.translate is not None and 0 < count < found else None
+
+    def _refuse_too_long(self) -> None:
+        """Check that all held-out text fits.
+
+        It is scored whole: nothing is truncated or left out unless this is requested.
+        """
+        store, config = self.data.valid, self.config
+        assert store is not None
+        max_len = getattr(self.model, "max_len", None)
+        budget = config.data.max_tokens if max_len is None else min(config.data.max_tokens, max_len)
+        why = "data.max_tokens" if budget == config.data.max_tokens else "the model's positions"
+        sides = [(side, getattr(store, f"{side}_lengths") + more, budget, why) for side, more in SPECIAL_TOKENS.items()]
+        count = config.validation.bleu_sentences
+        if self.translate is not None and config.decoding.too_long == "fail" and count:
+            searched = store.source_lengths[: count if count > 0 else None] + 1
+            sides.insert(0, ("source", searched, *source_limit(config.decoding, max_len)))
+        for side, lengths, limit, why in sides:
+            if len(lengths) and lengths.max() > limit:
+                raise DataError(
+                    f"Validation pair {int(lengths.argmax()) + 1} of {self.data.path} has {lengths.max()} {side}"
+                    f" tokens, but at most {limit} fit ({why}); shorten it, leave it out, or raise that limit."
+                )
+
+    def run(self, step: int) -> ValidationReport | None:
+        """Loss and scores now; None if the stop flag was raised meanwhile."""
+        self.model.eval()
+        loss = self._loss()
+        if loss is None:
+            return None
+        texts = self.data.valid_text
+        count = self.config.validation.bleu_sentences
+        texts = texts if count < 0 else texts[:count]
+        plain = ValidationReport(step=step, loss=loss, of_the_first=self.of_the_first)
+        if not texts or self.translate is None:
+            return plain
+        try:
+            outputs = self.translate([source for source, _ in texts], lambda: bool(self.stop))
+        except SearchStopped:
+            return None
+        return replace(plain, **self.judged(texts, outputs))
+
+    def judged(self, texts: list[tuple[str, str]], outputs: list[str]) -> dict[str, Any]:
+        """Return fields of the report. texts: sources and references; outputs: of the model, for each source."""
+        references = [reference for _, reference in texts]
+        bleu = corpus_bleu(outputs, references, tokenize=self.config.validation.bleu_tokenize)
+        chrf = corpus_chrf(outputs, references)
+        shown = zip(texts, outputs, strict=True)
+        samples = [Sample(source=src, reference=ref, text=out) for (src, ref), out in shown]
+        return {
+            "bleu": bleu.value,
+            "chrf": chrf.value,
+            "bleu_signature": bleu.signature,
+            "chrf_signature": chrf.signature,
+            "samples": tuple(samples[: self.config.validation.num_samples]),
+        }
+
+    @torch.no_grad()
+    def _loss(self) -> float | None:
+        """Mean negative log-likelihood in nats a target token, without label smoothing."""
+        tokenizer, store = self.data.tokenizer, self.data.valid
+        assert store is not None
+        nll, num_tokens = 0.0, 0
+        ids = {"pad_id": tokenizer.pad_id, "bos_id": tokenizer.bos_id, "eos_id": tokenizer.eos_id}
+        for batch in eval_batches(store, self.config.data.max_tokens, **ids):
+            if self.stop:
+                return None
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16"):
+                output = self.model(batch.to(self.device), chunk_tokens=self.config.training.chunk_tokens)
+            nll += float(output.nll_sum)
+            num_tokens += int(output.num_tokens)
+        return nll / max(num_tokens, 1)
+
+
+@dataclass(frozen=True)
+class SyntheticRun(SyntheticTokenRun):
+    """Pairs of random ids; see `training.run.objective.SyntheticTokenRun`."""
+
+    config: TrainConfig
+    unit = "sentences"
+
+    @property
+    def longest(self) -> int:
+        return self.config.data.longest
+
+    def at(self, length: int) -> SyntheticRun:
+        model, usual, told = self.config.model, self.config.tokenizer.vocab_size, ""
+        sizes = {}
+        for name in ("source_vocab_size", "target_vocab_size"):
+            sizes[name], told = vocabulary_size(getattr(model, name), self.config.data.path, usual)
+        return SyntheticRun(replace(self.config, model=replace(model, **sizes)), told)
+
+    def batch(self, length: int, rows: int) -> PairBatch | PackedBatch:
+        lengths = torch.full((rows,), length)
+        sizes = (self.config.model.source_vocab_size, self.config.model.target_vocab_size)
+        source, target = (torch.randint(size, (rows, length)) for size in sizes)
+        pairs = PairBatch(source, lengths, target, lengths, torch.arange(rows))
+        return PackedBatch.of(pairs) if self.config.data.batching == "packed" else pairs

@@ -33,15 +33,15 @@ from manyheads.models.pretrained import data_notice, load_weights, portable_stat
 from manyheads.nn.kernels import policy
 from manyheads.training.optim.optimiser import without_foreign_momenta
 from manyheads.training.record.report import CheckpointReport
-from manyheads.training.run.arithmetic import changed_arithmetic
-from manyheads.training.run.nonfinite import first_bad
+from manyheads.training.run.device import changed_arithmetic
 from manyheads.training.run.resume import check_same_run, find_checkpoint, judges_alike, risen_rate
 from manyheads.training.run.state import MEMORY, Counters, allocator_for, gather, named_parameters, restore
+from manyheads.training.run.step import first_bad
 
 if TYPE_CHECKING:
     from manyheads.training.record.log import MetricsLog
     from manyheads.training.run.components import RunComponents
-    from manyheads.training.run.run_folder import RunFolder
+    from manyheads.training.run.resume import RunFolder
 
 
 class CheckpointManager:

@@ -17,13 +17,11 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.seeding import derive_seed
 from manyheads.training.optim.optimiser import MovingAverage, build_optimiser
 from manyheads.training.optim.schedule import highest_rate
-from manyheads.training.record.callbacks import Callbacks
-from manyheads.training.run.arithmetic import arithmetic_of_run
-from manyheads.training.run.device import check_capacity
+from manyheads.training.record.log import Callbacks
+from manyheads.training.run.device import arithmetic_of_run, check_capacity
 from manyheads.training.run.objective import Data, Objective, Stream, Translate, open_objective
-from manyheads.training.run.parallel import ParallelModel
 from manyheads.training.run.resume import begin_from, differences, freeze
-from manyheads.training.run.state import Counters, Memory, named_parameters
+from manyheads.training.run.state import Counters, Memory, ParallelModel, named_parameters
 from manyheads.training.run.step import TrainStep
 
 if TYPE_CHECKING:

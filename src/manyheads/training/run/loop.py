@@ -30,11 +30,10 @@ from manyheads.files.safe_open import read_limited
 from manyheads.models.pretrained import load
 from manyheads.nn.kernels import modes, policy
 from manyheads.training.optim.schedule import learning_rate
-from manyheads.training.record.callbacks import Callbacks, with_tensorboard
-from manyheads.training.record.log import LogFile, MetricsLog, PlainReporter, Reporters
-from manyheads.training.record.recorder import Recorder
+from manyheads.training.record.log import Callbacks, LogFile, MetricsLog, PlainReporter, Reporters, with_tensorboard
 from manyheads.training.record.report import (
     CheckpointReport,
+    Recorder,
     Reporter,
     RunStart,
     StopReason,
@@ -46,11 +45,10 @@ from manyheads.training.run.clock import SAME_SIGNAL_SECONDS, RunClock, SharedSt
 from manyheads.training.run.components import RunComponents, Surroundings, assemble, check_same_settings
 from manyheads.training.run.device import computing, resolve_precision, settled, stored_precision
 from manyheads.training.run.objective import Batch, Batches, Objective, Translate
-from manyheads.training.run.resume import find_checkpoint
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.resume import RunFolder, find_checkpoint
 
 if TYPE_CHECKING:
-    from manyheads.training.run.nonfinite import Fault
+    from manyheads.training.run.step import Fault
     from manyheads.training.settings import RunConfig
 
 _MOST_BYTES = 1 << 20
@@ -163,7 +161,7 @@ def train(
         translate: replaces the search for validation scores.
         group: the ranks that train together, all of which call this; the main one writes and reports. None: a single
             process.
-        callbacks: `record.callbacks.Callback`s, and names of loggers; the main rank calls them.
+        callbacks: `record.log.Callback`s, and names of loggers; the main rank calls them.
 
     Returns: the result. A signal is not an error: the result names it, and the last checkpoint is complete.
     Raises: ManyHeadsError: bad config or data, a locked folder, a checkpoint of another run, a failed save, a loss or

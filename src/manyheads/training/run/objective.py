@@ -1,6 +1,7 @@
 """The interface between a training run and its task: data and their order, first state, validation.
 
-Each task implements `Objective` in `tasks/*/objective.py`.
+Each task implements `Objective` in `tasks/*/objective.py`, and each kind of model has a `SyntheticRun`: training steps
+at any size without data, for predictions of memory and speed.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from manyheads.catalogue import TASKS
+from manyheads.catalogue import MODEL_TASKS, TASKS, load
 from manyheads.data.sampler import next_position
 from manyheads.nn.kernels import policy
 
@@ -245,3 +247,111 @@ def open_objective(config: RunConfig, data_dir: Path, progress: Progress | None 
     objective = TASKS[config.task].module("objective").open_objective(config, data_dir, progress)
     assert isinstance(objective, Objective), f"{type(objective).__name__} lacks a part of the interface"
     return objective
+
+
+LARGEST = 1 << 24
+_SHORT_STEP = 16
+_PROBE_TOKENS = (512, 2048)
+
+
+@dataclass(frozen=True)
+class SizeSetting:
+    """A setting that determines the size of a step.
+
+    Attributes:
+        setting: its name.
+        now: its value in the config.
+        given: a description of the settings on which its largest value depends.
+        steps: sizes of a micro-batch -> (length, rows) of the step that is measured for each.
+        least, most: the smallest and largest size to consider.
+        accumulate: the setting's value is `accumulate` times the size.
+    """
+
+    setting: str
+    now: int
+    given: str
+    steps: Mapping[int, tuple[int, int]]
+    least: int = 1
+    most: int = LARGEST
+    accumulate: int = 1
+
+
+class SyntheticRun(Protocol):
+    """The steps of a run at any size, without its data. Each kind of model has its own (`catalogue.MODEL_TASKS`).
+
+    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
+    its size, which `at` sets if the config has none.
+    """
+
+    @property
+    def config(self) -> Any: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def vocabulary(self) -> str: ...
+
+    def at(self, length: int) -> Self:
+        """Return the steps for rows of `length` tokens, with vocabulary sizes in its config.
+
+        Raises: ConfigError: the model cannot read rows of that length, or the size of a vocabulary is unknown.
+        """
+
+    def batch(self, length: int, rows: int) -> Batch:
+        """Return a micro-batch of random ids."""
+
+    def begin(self, model: Any, lanes: int, seed: int) -> Any:
+        """See `Objective.begin`."""
+
+    def size_settings(self) -> list[SizeSetting]:
+        """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
+
+
+def synthetic_run_of(config: RunConfig) -> SyntheticRun:
+    """Return steps of a run's task at any size."""
+    synthetic_run: SyntheticRun = load(MODEL_TASKS[TASKS[config.task].model_task].synthetic_run)(config)
+    return synthetic_run
+
+
+@dataclass(frozen=True)
+class SyntheticTokenRun:
+    """The steps of a task that limits its batches in tokens; see `SyntheticRun`. unit: the word for a row."""
+
+    config: Any
+    vocabulary: str = ""
+    unit: ClassVar[str]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row; here, of rows with one side."""
+        longest: int = self.config.data.max_len
+        return longest
+
+    @property
+    def rows(self) -> int:
+        """Rows of the longest length; see `SyntheticRun.rows`."""
+        tokens: int = self.config.data.max_tokens // self.config.data.accumulate
+        return max(1, tokens // self.longest)
+
+    def begin(self, model: Any, lanes: int, seed: int) -> None:
+        """See `SyntheticRun.begin`."""
+
+    def size_settings(self) -> list[SizeSetting]:
+        """The tokens of a step; see `SyntheticRun.size_settings`.
+
+        Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
+        """
+        data, longest = self.config.data, self.longest
+        parts = f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
+        given = f"{self.unit} of at most {longest:,}{parts}"
+        size_settings = []
+        for length in sorted({min(_SHORT_STEP, longest), longest}):
+            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
+            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
+            common = {"least": length, "accumulate": data.accumulate}
+            size_settings.append(SizeSetting("data.max_tokens", data.max_tokens, given, steps, **common))
+        return size_settings

@@ -1,12 +1,18 @@
-"""What a run begins from: its checkpoint, if it belongs to the same run, or a model, with rows for new ids and
-parameters that are not trained.
+"""The folder of a run, and what a run that goes on takes from one: its checkpoint, or the weights of a model.
+
+A lock keeps two runs from sharing a folder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import os
+import platform
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +20,191 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.checkpoint.format import find_latest, read_pointer, read_scalars, step_of, verify_checkpoint
+from manyheads.checkpoint.format import (
+    find_latest,
+    list_checkpoints,
+    read_pointer,
+    read_scalars,
+    step_of,
+    verify_checkpoint,
+)
 from manyheads.config.build import REMOVED
 from manyheads.config.checks import did_you_mean
-from manyheads.config.files import to_plain
+from manyheads.config.files import to_json, to_plain, to_yaml
 from manyheads.errors import CheckpointError, ConfigError, DataError
+from manyheads.files.commit import make_folder, saving, sync, write_text
+from manyheads.files.output_safety import check_spares_folders, locked
+from manyheads.files.safe_open import RefusedFileError, check_no_link, check_writable_file
 from manyheads.files.verify import file_sha256
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import data_notice, load_portable_state, load_weights, portable_state, read_config
 from manyheads.text.tokenizer import Tokenizer
+from manyheads.text.vocabulary import Vocabulary
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.run.clock import RunClock
 from manyheads.training.run.state import Counters, named_parameters
 
 if TYPE_CHECKING:
-    from manyheads.training.settings import InitialSettings, TrainingSettings
+    from manyheads.training.settings import InitialSettings, RunConfig, TrainingSettings
+
+
+class RunFolder:
+    """Paths of a run.
+
+    Args: path: the run's folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = path / ".lock"
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.train_log = path / "train.log"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.table = path / "metrics.csv"
+        self.loggers = path / "loggers.json"
+        self.samples = path / "samples"
+        self.comparison = path / "comparison.json"
+        self.plots = path / "plots"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        self.data = path / "data"
+        self._of_a_run = (
+            *(self.config, self.environment, self.train_log, self.metrics, self.timing, self.comparison),
+            *(self.table, self.loggers, self.samples, self.plots, self.tensorboard, self.checkpoints, self.model),
+        )
+
+    def check(self) -> None:
+        """Refuse a folder in which a run would write through a symbolic link, or to a pipe or a device.
+
+        The folder may be of external origin. The folder itself may be a link, because the user chose it. Files that are
+        written under a temporary name and renamed are not checked: the rename replaces a link and does not change its
+        target.
+
+        Raises: ConfigError: with the name of the first such entry. SaveError: the folder cannot be read.
+        """
+        try:
+            str(self.path).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(
+                f"the name of the run folder {str(self.path)!r} is not UTF-8, which TensorBoard needs; choose another."
+            ) from error
+        in_place = (self.lock, self.train_log, self.metrics, self.timing, self.table)
+        folders = (self.samples, self.plots, self.tensorboard, self.checkpoints, self.data)
+        with saving(self.path, 0):
+            try:
+                for path in in_place:
+                    check_writable_file(path)
+                for path in (*folders, *sorted(self.path.glob("previous-*.partial"))):
+                    check_no_link(path)
+            except RefusedFileError as error:
+                raise ConfigError(
+                    f"{error.filename} is refused, since a run writes to it: {error} (the run folder itself may be a"
+                    " link)."
+                ) from error
+
+    def create(self) -> None:
+        """Create the folder.
+
+        Raises: SaveError: it cannot be created. ConfigError: its name is a file's, or it would be in the folder of a
+            model; see `check`.
+        """
+        check_spares_folders(self.checkpoints, is_folder=True)
+        check_spares_folders(self.environment)
+        if self.path.exists() and not self.path.is_dir():
+            raise ConfigError(f"run_dir is {self.path}, which is a file; a run needs a folder. Choose another run_dir.")
+        with saving(self.path, 0):
+            make_folder(self.path)
+            if os.access(self.path.absolute().parent, os.R_OK):
+                sync(self.path.absolute().parent)  # a killed process may have created the folder without syncing
+            self.check()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Lock the folder for this process; the system releases the lock when the process ends for any reason.
+
+        Raises: ConfigError: another process has the lock. SaveError: the lock file cannot be written.
+        """
+        with locked(self.lock, self._in_use):
+            yield
+
+    def _in_use(self, owner: str) -> ConfigError:
+        return ConfigError(
+            f"The run folder {self.path} is in use by process {owner}; choose another run_dir, or end that process"
+            " first."
+        )
+
+    def describe(self, config: RunConfig) -> None:
+        """Write config.yaml and environment.json."""
+        write_text(self.config, to_yaml(config))
+        write_text(self.environment, to_json(environment()))
+
+    def last_words(self) -> str:
+        """Return the message for a run that is stopped at once: what is saved of it."""
+        saved = list_checkpoints(self.checkpoints)
+        if not saved:
+            return "\nmanyheads: stopped at once; nothing is saved yet, so the same command begins again.\n"
+        return f"\nmanyheads: stopped at once; saved is {saved[-1]}, from which the same command continues.\n"
+
+    def has_run(self) -> bool:
+        """Return whether there are files of an earlier run."""
+        return self.metrics.exists() or self.checkpoints.exists() or self.model.exists()
+
+    def set_aside(self) -> Path:
+        """Move an earlier run's files into `previous-N`, so that they are not mixed with those of a new run.
+
+        Prepared data stays, and so do files of the user, which no run writes. A crash in between leaves
+        `previous-N.partial`, which `finish_setting_aside` completes.
+
+        Raises: SaveError: a file could not be moved.
+        """
+        number = 1
+        while os.path.lexists(self.path / f"previous-{number}"):
+            number += 1
+        partial = self.path / f"previous-{number}.partial"
+        with saving(partial, 0):
+            make_folder(partial)
+            for entry in (*self._of_a_run, *sorted(self.path.glob("nonfinite-step-*.json"))):
+                if os.path.lexists(entry):
+                    entry.rename(partial / entry.name)
+            for folder in (partial, self.path):
+                sync(folder)
+            target = partial.with_suffix("")
+            partial.rename(target)
+            sync(self.path)
+        return target
+
+    def finish_setting_aside(self) -> Path | None:
+        """Complete an interrupted `set_aside`, because the remaining files would look like a run. Returns: as
+        `set_aside`.
+
+        Raises: SaveError: a file could not be moved.
+        """
+        return self.set_aside() if any(self.path.glob("previous-*.partial")) else None
+
+
+def environment() -> dict[str, Any]:
+    """Return versions and machine, on which a run also depends. No user names or environment variables."""
+    packages = ("manyheads", "torch", "numpy", "safetensors", "tokenizers", "sacrebleu")
+    found = {}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda,
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "packages": found,
+    }
+
 
 _VOCABULARIES = ("source_vocab_size", "target_vocab_size", "vocab_size")
 
@@ -74,6 +250,8 @@ def begin_from(model: Any, settings: InitialSettings, tokenizer: Any) -> list[st
 
 def _check_ids(name: str, folder: Path, tokenizer: Any) -> int:
     """Returns: the number of ids of the model. Raises: ConfigError: one of them has another meaning in the data."""
+    from manyheads.text.of_folder import load_vocabulary
+
     file = folder / "tokenizer.json"
     remedy = f"prepare the data with the model's ids: `manyheads prepare --tokenizer {name} ...`"
     if not file.is_file():
@@ -81,8 +259,6 @@ def _check_ids(name: str, folder: Path, tokenizer: Any) -> int:
             f"{name} has no tokenizer.json, so its ids cannot be compared with those of the data; only a model with one"
             " can be trained further."
         )
-    from manyheads.text.of_folder import load_vocabulary
-    from manyheads.text.vocabulary import Vocabulary
 
     try:
         known = load_vocabulary(file) if isinstance(tokenizer, Vocabulary) else Tokenizer.load(file)

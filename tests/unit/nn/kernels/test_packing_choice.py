@@ -12,7 +12,7 @@ from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.linear import Packed
 from manyheads.nn.kernels.measuring import ROUNDS, least_seconds, packing_gain, products_gain
 from manyheads.nn.layers import Linear
-from manyheads.tasks.presets import copy
+from manyheads.tasks.translation.settings import copy
 from manyheads.training.run.device import computing
 
 pytestmark = pytest.mark.skipif(not policy.has_packing(), reason="this build of torch has no oneDNN")

@@ -29,9 +29,8 @@ from manyheads.extras.inspect.heads.scores import (
 from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
-from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section
-from manyheads.tasks.language_modelling.held_out import held_text
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import copy_settings, own_data, pairs_of_split, run_section, task_of_folder
+from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.tasks.translation.score import reference_batches
 
 if TYPE_CHECKING:

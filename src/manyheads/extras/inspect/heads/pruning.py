@@ -43,7 +43,7 @@ from manyheads.files.verify import json_text
 from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import load, read_config, read_languages, save_pretrained
-from manyheads.tasks.table import task_of_folder
+from manyheads.tasks.held_out import task_of_folder
 from manyheads.text.of_folder import tokenizer_of_folder
 
 if TYPE_CHECKING:

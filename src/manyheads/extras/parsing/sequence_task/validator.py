@@ -7,12 +7,12 @@ from typing import Any
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_written
 from manyheads.extras.parsing.tokenizer import task_of
 from manyheads.extras.parsing.trees import format_tree
-from manyheads.tasks.translation import validator
+from manyheads.tasks.translation import objective
 from manyheads.training.record.report import Sample
 
 
-class Validator(validator.Validator):
-    """See `tasks.translation.validator.Validator`."""
+class Validator(objective.Validator):
+    """See `tasks.translation.objective.Validator`."""
 
     scores = ("loss", "f1")
     verb = "parses"

@@ -9,7 +9,7 @@ import torch
 
 from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, SpanBatch
 from manyheads.tasks.data_sets import vocabulary_size
-from manyheads.training.plan.planner import SyntheticTokenRun
+from manyheads.training.run.objective import SyntheticTokenRun
 
 if TYPE_CHECKING:
     from manyheads.extras.parsing.span_task.settings import SpanConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SyntheticRun(SyntheticTokenRun):
-    """Sentences of random features; see `training.plan.planner.SyntheticTokenRun`."""
+    """Sentences of random features; see `training.run.objective.SyntheticTokenRun`."""
 
     config: SpanConfig
     unit = "sentences"

@@ -23,11 +23,10 @@ from manyheads.extras.research.dynamic import Dynamic
 from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
 from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.extras.research.recl import evaluate_recl
-from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.held_out import own_data, run_file, task_of_folder
+from manyheads.tasks.language_modelling.evaluate import HeldText, held_text, readings_of
 from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
-from manyheads.tasks.language_modelling.held_out import HeldText, held_text, readings_of
 from manyheads.tasks.report import Report, machine_lines, model_record
-from manyheads.tasks.table import task_of_folder
 
 if TYPE_CHECKING:
     from manyheads.evaluation.reading import Reading

@@ -13,9 +13,8 @@ from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.bleu import AUTO, check_tokenizer, text_hints
 from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
 from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
-from manyheads.tasks.held_out import own_data, run_file
+from manyheads.tasks.held_out import own_data, run_file, task_of_folder
 from manyheads.tasks.report import Report, machine_lines, search_line
-from manyheads.tasks.table import task_of_folder
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of
 from manyheads.tasks.translation.evaluate import evaluate as evaluate_one
 

@@ -14,7 +14,7 @@ from tiny_run import TINY, TINY_TEXT, changed
 from manyheads.catalogue import PRESETS
 from manyheads.cli.main import main
 from manyheads.errors import ConfigError
-from manyheads.training.plan.planner import MIB, Footprint, Planner
+from manyheads.extras.planning.planner import MIB, Footprint, Planner
 from manyheads.training.run.device import free_memory_bytes
 
 

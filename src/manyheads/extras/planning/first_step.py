@@ -14,11 +14,12 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from manyheads.decoding.model_runner import choose_device
-from manyheads.training.plan import planner as measuring
-from manyheads.training.plan.planner import MIB, SyntheticRun, synthetic_run_of
+from manyheads.extras.planning import planner as measuring
+from manyheads.extras.planning.planner import MIB
 from manyheads.training.run.components import RunComponents, assemble
 from manyheads.training.run.device import Level, computing, peak_memory_bytes, resolve_precision
-from manyheads.training.run.run_folder import RunFolder
+from manyheads.training.run.objective import SyntheticRun, synthetic_run_of
+from manyheads.training.run.resume import RunFolder
 from manyheads.training.run.state import named_parameters
 
 if TYPE_CHECKING:

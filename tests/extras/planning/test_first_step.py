@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from manyheads.catalogue import PRESETS
-from manyheads.training.plan import first_step
-from manyheads.training.plan.first_step import FirstStep
+from manyheads.extras.planning import first_step
+from manyheads.extras.planning.first_step import FirstStep
 from manyheads.training.run.objective import Batch
 from manyheads.training.run.step import StepResult, TrainStep
 from manyheads.training.settings import RunConfig

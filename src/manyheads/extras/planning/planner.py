@@ -1,7 +1,6 @@
 """The memory of a run before it begins, and the largest step that fits.
 
-`SyntheticRun` is the interface of a task: training steps at any size, and the settings that determine the size. All
-allocations of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
+All allocations of torch in a step are counted. These counts are exact and reproducible; the size of the process is not.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from manyheads.catalogue import TASKS, build_model
+from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
 from manyheads.nn.kernels.modes import as_if_longer
 from manyheads.seeding import derive_seed
@@ -35,120 +34,12 @@ from manyheads.training.run.device import (
     resolve_precision,
     status_bytes,
 )
+from manyheads.training.run.objective import SizeSetting, SyntheticRun, synthetic_run_of
 from manyheads.training.run.step import TrainStep
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
-    from manyheads.training.run.objective import Batch
     from manyheads.training.settings import RunConfig
-
-LARGEST = 1 << 24
-_SHORT_STEP = 16
-_PROBE_TOKENS = (512, 2048)
-
-
-@dataclass(frozen=True)
-class SizeSetting:
-    """A setting that determines the size of a step.
-
-    Attributes:
-        setting: its name.
-        now: its value in the config.
-        given: a description of the settings on which its largest value depends.
-        steps: sizes of a micro-batch -> (length, rows) of the step that is measured for each.
-        least, most: the smallest and largest size to consider.
-        accumulate: the setting's value is `accumulate` times the size.
-    """
-
-    setting: str
-    now: int
-    given: str
-    steps: Mapping[int, tuple[int, int]]
-    least: int = 1
-    most: int = LARGEST
-    accumulate: int = 1
-
-
-class SyntheticRun(Protocol):
-    """The steps of a run at any size, without its data. Each task has its own (`tasks/*/plan.py`).
-
-    config: of the run. longest: tokens of its longest row. rows: rows of its micro-batches. vocabulary: a line about
-    its size, which `at` sets if the config has none.
-    """
-
-    @property
-    def config(self) -> Any: ...
-
-    @property
-    def longest(self) -> int: ...
-
-    @property
-    def rows(self) -> int: ...
-
-    @property
-    def vocabulary(self) -> str: ...
-
-    def at(self, length: int) -> Self:
-        """Return the steps for rows of `length` tokens, with vocabulary sizes in its config.
-
-        Raises: ConfigError: the model cannot read rows of that length, or the size of a vocabulary is unknown.
-        """
-
-    def batch(self, length: int, rows: int) -> Batch:
-        """Return a micro-batch of random ids."""
-
-    def begin(self, model: Any, lanes: int, seed: int) -> Any:
-        """See `Objective.begin`."""
-
-    def size_settings(self) -> list[SizeSetting]:
-        """Return the settings that determine the size of a step. Of two with the same name the smaller value counts."""
-
-
-def synthetic_run_of(config: RunConfig) -> SyntheticRun:
-    """Return steps of a run's task at any size."""
-    synthetic_run: SyntheticRun = TASKS[config.task].module("plan").SyntheticRun(config)
-    return synthetic_run
-
-
-@dataclass(frozen=True)
-class SyntheticTokenRun:
-    """The steps of a task that limits its batches in tokens; see `SyntheticRun`. unit: the word for a row."""
-
-    config: Any
-    vocabulary: str = ""
-    unit: ClassVar[str]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row; here, of rows with one side."""
-        longest: int = self.config.data.max_len
-        return longest
-
-    @property
-    def rows(self) -> int:
-        """Rows of the longest length; see `SyntheticRun.rows`."""
-        tokens: int = self.config.data.max_tokens // self.config.data.accumulate
-        return max(1, tokens // self.longest)
-
-    def begin(self, model: Any, lanes: int, seed: int) -> None:
-        """See `SyntheticRun.begin`."""
-
-    def size_settings(self) -> list[SizeSetting]:
-        """The tokens of a step; see `SyntheticRun.knobs`.
-
-        Long rows have more attention scores, short ones are more. The kind that takes more memory per token decides.
-        """
-        data, longest = self.config.data, self.longest
-        parts = f", accumulate {data.accumulate}" if data.accumulate > 1 else ""
-        given = f"{self.unit} of at most {longest:,}{parts}"
-        size_settings = []
-        for length in sorted({min(_SHORT_STEP, longest), longest}):
-            few, many = (max(1, tokens // length) for tokens in _PROBE_TOKENS)
-            steps = {rows * length: (length, rows) for rows in (few, max(many, few + 1))}
-            common = {"least": length, "accumulate": data.accumulate}
-            size_settings.append(SizeSetting("data.max_tokens", data.max_tokens, given, steps, **common))
-        return size_settings
-
 
 _ENOUGH_SECONDS = 1.5
 _MOST_STEPS = 8

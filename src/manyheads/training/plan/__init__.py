@@ -1,1 +1,0 @@
-"""The cost of a run before it begins: memory, the largest step, one real step."""
