@@ -180,7 +180,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.evaluate"),
     "translate": Command("translate lines or documents; a prompt in a terminal", f"{_CORE}.translate"),
     "generate": Command("continue a text with a language model", f"{_CORE}.generate"),
-    "classify": Command("label lines with a classifier", "manyheads.extras.classification.command"),
+    "classify": Command("label lines with a classifier", "manyheads.extras.classification.options"),
     "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.score"),
     "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
     "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),

@@ -22,7 +22,7 @@ from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.classification.labelled_files import LabelledList
-from manyheads.extras.classification.prepared import LabelledData, prepare_labelled
+from manyheads.extras.classification.prepare import LabelledData, prepare_labelled
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_data import SpanData

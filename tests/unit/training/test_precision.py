@@ -19,7 +19,7 @@ from manyheads.data.language.prepared import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
-from manyheads.extras.classification.prepared import prepare_labelled
+from manyheads.extras.classification.prepare import prepare_labelled
 from manyheads.extras.classification.settings import ClassificationConfig
 from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile

@@ -15,7 +15,7 @@ from manyheads.errors import DataError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledReport
-from manyheads.extras.classification.prepared import LabelledData, languages_of
+from manyheads.extras.classification.prepare import LabelledData, languages_of
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys

@@ -12,12 +12,12 @@ from manyheads.errors import ConfigError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
-from manyheads.extras.classification.prepared import LabelledData, open_labelled
+from manyheads.extras.classification.prepare import LabelledData, open_labelled
 from manyheads.training.record.report import Sample, ValidationReport
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
-    from manyheads.extras.classification.model import SequenceClassifier
+    from manyheads.extras.classification.classifier import SequenceClassifier
     from manyheads.extras.classification.settings import ClassificationConfig
 
 
