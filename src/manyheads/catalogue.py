@@ -365,15 +365,15 @@ ARCHITECTURES: Table[Architecture] = Table(
         ),
         "transformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.config:TransformerClassifierConfig",
-            f"{_CLASSIFICATION}.config:TRANSFORMERS",
-            f"{_CLASSIFICATION}.model:build_transformer",
+            f"{_CLASSIFICATION}.settings:TransformerClassifierConfig",
+            f"{_CLASSIFICATION}.settings:TRANSFORMERS",
+            f"{_CLASSIFICATION}.classifier:build_transformer",
         ),
         "reformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.config:ReformerClassifierConfig",
-            f"{_CLASSIFICATION}.config:REFORMERS",
-            f"{_CLASSIFICATION}.model:build_reformer",
+            f"{_CLASSIFICATION}.settings:ReformerClassifierConfig",
+            f"{_CLASSIFICATION}.settings:REFORMERS",
+            f"{_CLASSIFICATION}.classifier:build_reformer",
         ),
         "transformer-spans": Architecture(
             "spans",
@@ -512,7 +512,7 @@ TASKS: Table[Task] = Table(
             "classification",
             prepared_as="classification",
             recorded_as="classification",
-            data=f"{_CLASSIFICATION}.prepared:LabelledData",
+            data=f"{_CLASSIFICATION}.prepare:LabelledData",
         ),
         "spans": Task(
             "sentences to constituent trees, by a chart",

@@ -41,7 +41,9 @@ PAGES = sorted(
 MODULES = [
     importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
     for path in sorted((ROOT / "src/manyheads").rglob("*.py"))
-    if path.is_relative_to(ROOT / "src/manyheads/cli") or path.name == "command.py" or path.parent.name == "commands"
+    if path.is_relative_to(ROOT / "src/manyheads/cli")
+    or path.name in ("command.py", "options.py")
+    or path.parent.name == "commands"
 ]
 _INLINE = re.compile(r"`(manyheads [^`\n]+)`")
 _FENCE = re.compile(r"^```(?!text|python|json|yaml)\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -4,7 +4,7 @@ Encoders: that of the Transformer (Vaswani et al. 2017, arXiv:1706.03762, sec. 3
 Reformer (Kitaev et al. 2020, arXiv:2001.04451), whose queries attend to later tokens, too, as in the encoder of the
 translation model of sec. 5.
 
-Classification of text: model and tokenizer in one object.
+`Classifier` is a model and its tokenizer in one object.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The batches of rows that have one length each, such as texts with a label or sentences with a tree.
+"""The common part of learning an encoder with one head: classifiers and chart parsers.
 
-The common part of learning an encoder with one head: classifiers and chart parsers.
+Rows have one length each, such as texts with a label or sentences with a tree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The options of commands for classifiers.
-
-`manyheads classify MODEL [INPUT]`: a line in, a label out; a prompt in a terminal.
-"""
+"""The options of commands for classifiers; and `manyheads classify MODEL [INPUT]`: a line in, a label out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Prepared labelled texts: making a folder of them, with the labels in the manifest (see `data.preparing`), and opening
 it: tokenizer, labels, stores, and the raw validation and test texts.
-
-Preparation of labelled texts from files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Configs and presets of classifiers: the encoder of the Transformer, and that of the Reformer.
-
-Settings of a run that learns to classify texts, of its data, and the presets of such runs.
+"""Configs of classifiers, an encoder of the Transformer or of the Reformer, and settings of runs that learn them; presets.
 
 `EncoderConfig` is what they share with runs of chart parsers: an encoder with one head is learned.
 """
