@@ -377,8 +377,8 @@ ARCHITECTURES: Table[Architecture] = Table(
         ),
         "transformer-spans": Architecture(
             "spans",
-            f"{_PARSING}.transformer_config:TransformerSpanParserConfig",
-            f"{_PARSING}.transformer_config:PRESETS",
+            f"{_PARSING}.span_task.settings:TransformerSpanParserConfig",
+            f"{_PARSING}.span_task.settings:TRANSFORMERS",
             f"{_PARSING}.span_parser:build_span_parser",
         ),
     },

@@ -21,10 +21,10 @@ from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
 from manyheads.extras.classification.prepare import prepare_labelled
 from manyheads.extras.classification.settings import ClassificationConfig
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.precision import OVERRIDE, PrecisionMeasurement

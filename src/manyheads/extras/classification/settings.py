@@ -1,4 +1,4 @@
-"""Configs of classifiers, an encoder of the Transformer or of the Reformer, and settings of runs that learn them; presets.
+"""Configs of classifiers, an encoder of the Transformer or of the Reformer, and settings of their runs; presets.
 
 `EncoderConfig` is what they share with runs of chart parsers: an encoder with one head is learned.
 """

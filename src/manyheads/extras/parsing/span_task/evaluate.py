@@ -11,9 +11,9 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import DataError
 from manyheads.extras.parsing.brackets import judge_trees
 from manyheads.extras.parsing.parser import Parser
-from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
 from manyheads.extras.parsing.sequence_task.evaluate import ParsingReport
 from manyheads.extras.parsing.span_data import SpanData
+from manyheads.extras.parsing.tokenizer import ParsingTask, read_sentences
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import machine_lines, model_line, model_record
 

@@ -9,7 +9,7 @@ from manyheads.data.lines import GivenItems, Progress, ReadReport, phase_progres
 from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.extras.parsing.parser import ChartParser
-from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
+from manyheads.extras.parsing.tokenizer import ParsingTask, read_sentences
 from manyheads.tasks.report import LineWork
 
 if TYPE_CHECKING:
