@@ -107,11 +107,11 @@ def test_modules_are_imported_by_names_from_literal_tables_alone() -> None:
     lazy = {"__init__.py", "nn/__init__.py", "extras/hf/__init__.py"}
     commands = {"cli/commands/completion.py", "extras/inspect/commands/__init__.py", "cli/main.py"}
     # Of the catalogue also what an installed package has as an entry point, and what --plugin names.
-    tables = {"catalogue.py", "extras/documents/formats.py", "extras/exports/engine.py"}
+    tables = {"catalogue.py", "extras/documents/files.py", "extras/exports/engine.py"}
     # A class of this package, of which a command line writes the call: no file names it.
     calls = {"extras/inspect/commands/shapes.py"}
     # A runtime of other people, by a name in the same file: it is an extra, and mypy has no types for it.
     runtimes = {"extras/loggers/services.py"} | {
-        f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_files", "transformers")
+        f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_graphs", "transformers")
     }
     assert users == lazy | commands | tables | calls | runtimes

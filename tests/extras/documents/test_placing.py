@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.extras.documents.placing import AlignedToken, place
-from manyheads.extras.documents.sentences import Sentence
+from manyheads.extras.documents.translating import Sentence
 from manyheads.text.words import PRIVATE
 
 CODE = Tag("`c`", "word")

@@ -58,7 +58,7 @@ EXCEPTIONS = {
     "api.py": "data that was prepared",
     "extras/loggers/services.py": "the run of a logger",
     "extras/sources/storage.py": "files of an address, which are not files of this disk",
-    "extras/sources/archives.py": "tarfile reads what `open_regular` has opened",
+    "extras/sources/fetching.py": "tarfile reads what `open_regular` has opened",
     "data/store.py": "numpy maps files that `verify` has checked by kind, size and checksum",
     "extras/peers/tensorflow.py": "numpy maps a file after `check_regular`",
     "models/pretrained.py": "safetensors opens by name, after its kind is checked",

@@ -27,7 +27,7 @@ from manyheads.text.words import PRIVATE, kept_index, with_letters
 
 if TYPE_CHECKING:
     from manyheads.decoding.translator import Translator
-    from manyheads.extras.documents.sentences import Sentence
+    from manyheads.extras.documents.translating import Sentence
     from manyheads.text.sides import Side
 
 
