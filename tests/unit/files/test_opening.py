@@ -68,7 +68,7 @@ EXCEPTIONS = {
     "extras/shortlists/shortlist.py": "safetensors opens by name, after its kind is checked",
     "cli/records.py": "safetensors opens by name, after its kind is checked",
     "extras/sample_model/making.py": "the run folder's model, which `verify` has checked",
-    "extras/sample_model/packaged.py": "the package's own model",
+    "extras/sample_model/command.py": "the package's own model",
     "installation.py": "the package's own metadata",
     "extras/exports/transformers.py": "a folder that it wrote itself",
     "extras/peers/convert.py": "safetensors opens by name, after its kind is checked",

@@ -40,7 +40,7 @@ from manyheads.extras.exports.onnx_graphs import (
     with_source_branch,
 )
 from manyheads.extras.peers import hf_tokenizer
-from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
+from manyheads.extras.peers.layout import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
 from manyheads.models.pretrained import load, read_config
 from manyheads.models.transformer_xl.model import distances_back

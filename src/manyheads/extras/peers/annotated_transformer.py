@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.holding import TRANSFORMER, Holds
+from manyheads.extras.peers.layout import TRANSFORMER, Holds
 from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig

@@ -48,7 +48,7 @@ from manyheads.extras.peers.tf_transformer_xl import (
     read_corpus_files,
 )
 from manyheads.extras.peers.toolkits import options_of_folder
-from manyheads.extras.peers.xl_weights import notes_of_export
+from manyheads.extras.peers.transfo_xl import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object

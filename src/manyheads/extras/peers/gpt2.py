@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import ConfigError
-from manyheads.extras.peers.holding import Holds, any_of
-from manyheads.extras.peers.layout import Layout, transposed
+from manyheads.extras.peers.layout import Holds, Layout, any_of, transposed
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.models.decoder.config import DecoderConfig
 

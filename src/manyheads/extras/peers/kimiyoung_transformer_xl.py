@@ -19,10 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
-from manyheads.extras.peers.layout import Layout, Rule, flipped, stacked
+from manyheads.extras.peers.layout import TRANSFORMER_XL, Holds, Layout, Rule, flipped, stacked
 from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.extras.peers.xl_weights import (
+from manyheads.extras.peers.transfo_xl import (
     HEAD,
     by_cluster,
     layout_of_body,

@@ -15,8 +15,15 @@ from torch import Tensor, nn
 
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.holding import Holds, check_held, demand
-from manyheads.extras.peers.layout import Layout, export_gradients, export_weights, import_weights
+from manyheads.extras.peers.layout import (
+    Holds,
+    Layout,
+    check_held,
+    demand,
+    export_gradients,
+    export_weights,
+    import_weights,
+)
 from manyheads.models.pretrained import check_size
 from manyheads.nn.attention.masks import Dense, Mask
 

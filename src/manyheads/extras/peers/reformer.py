@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.holding import REFORMER, Holds
+from manyheads.extras.peers.layout import REFORMER, Holds
 from manyheads.extras.peers.peer import Options, Peer, require
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.reformer.model import Call, Reformer, ReformerLayer

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.peers.holding import TRANSFORMER, Holds
+from manyheads.extras.peers.layout import TRANSFORMER, Holds
 from manyheads.extras.peers.peer import Options, Peer, own_heads, require
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.model import Decoder, Encoder

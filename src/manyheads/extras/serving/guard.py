@@ -22,7 +22,7 @@ from manyheads.extras.serving.glossaries import MOST_BODY_BYTES, MOST_BYTES
 from manyheads.extras.serving.refusals import Refusal, check_shape, protocol_of
 
 if TYPE_CHECKING:
-    from manyheads.extras.serving.metrics import Metrics
+    from manyheads.extras.serving.engine import Metrics
     from manyheads.extras.serving.settings import ApiKeys, ServingSettings
 
 Headers = list[tuple[bytes, bytes]]

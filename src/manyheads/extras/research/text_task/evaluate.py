@@ -18,10 +18,16 @@ from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.likelihood import bits_per, token_losses
 from manyheads.evaluation.perplexity import perplexity_of, show_perplexity
-from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
+from manyheads.extras.research.comparison import (
+    PAGE_EXAMPLES,
+    Comparison,
+    Example,
+    letters,
+    most_different,
+    paired_losses,
+)
 from manyheads.extras.research.dynamic import Dynamic
 from manyheads.extras.research.hash_rounds import evaluate_hash_rounds
-from manyheads.extras.research.paired import most_different, paired_losses
 from manyheads.extras.research.recl import evaluate_recl
 from manyheads.tasks.held_out import own_data, run_file
 from manyheads.tasks.language_modelling.evaluate import evaluate as evaluate_text
