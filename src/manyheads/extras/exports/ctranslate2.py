@@ -80,7 +80,7 @@ HOLDS = {
         "relative_bias": (),
     }
 }
-"""See `peers.holding`, for each architecture."""
+"""See `peers.layout`, for each architecture."""
 
 
 def runtime() -> Any:

@@ -70,7 +70,7 @@ HOLDS = {
     "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},
     "reformer": REFORMER,
 }
-"""See `peers.holding`, for each architecture."""
+"""See `peers.layout`, for each architecture."""
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:

@@ -18,11 +18,11 @@ that clients choose.
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import time
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -234,9 +234,9 @@ class Engine:
         """Take rows out of the queue for one new batch, if it may begin now."""
         owners: list[tuple[Job, int]] = []
         begun, now = self._running, self._clock()
-        count = Counter(one.key for one in begun)
+        count = collections.Counter(one.key for one in begun)
         gathering = {one.key for one in begun if now - one.began < _GATHER_SECONDS * count[one.key]}
-        room, held = float("inf"), Counter[Hashable]()
+        room, held = float("inf"), collections.Counter[Hashable]()
         if len(begun) >= self._limits.max_batches:
             if all(now - one.began < _GATHER_SECONDS for one in begun):
                 return owners
@@ -266,13 +266,13 @@ class Engine:
                 self._waiting.remove(job)
         return owners
 
-    def _room(self) -> tuple[float, Counter[Hashable]]:
+    def _room(self) -> tuple[float, collections.Counter[Hashable]]:
         """Return the tokens that batches may still hold if some of them pause, and those that each client's rows hold.
 
         Running and paused batches hold twice the tokens of `max_batches` full ones. A row may begin if twice its tokens
         and those that its client holds have room: so room remains for clients that hold none, and for short rows.
         """
-        held = Counter[Hashable]()
+        held = collections.Counter[Hashable]()
         for one in self._running:
             for job, number in one.rows:
                 held[job.client] += job.rows[number].cost
@@ -287,7 +287,7 @@ class Engine:
         if len(self._running) <= most:
             return list(self._running)
         clients = {one: {job.client for job, _ in one.rows} for one in self._running}
-        count = Counter(client for found in clients.values() for client in found)
+        count = collections.Counter(client for found in clients.values() for client in found)
         left = [one for one, found in clients.items() if found]
         shortest = nsmallest(most - 1, left[1:], lambda one: one.seconds * min(count[each] for each in clients[one]))
         return [one for one in self._running if one not in left] + left[:1] + shortest
