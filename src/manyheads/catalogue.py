@@ -187,7 +187,7 @@ COMMANDS: dict[str, Command] = {
     "shortlist": Command(
         "learn likely translations of words, for a faster search", "manyheads.extras.shortlists.command"
     ),
-    "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.prune"),
+    "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.heads"),
     "average": Command("average the weights of a run's checkpoints into a model", f"{_CORE}.average"),
     "convert": Command("convert models of other implementations, and back", "manyheads.extras.peers.command"),
     "export": Command("write a model in the format of another runtime", "manyheads.extras.exports.command"),

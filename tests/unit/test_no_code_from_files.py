@@ -109,7 +109,7 @@ def test_modules_are_imported_by_names_from_literal_tables_alone() -> None:
     # Of the catalogue also what an installed package has as an entry point, and what --plugin names.
     tables = {"catalogue.py", "extras/documents/files.py", "extras/exports/engine.py"}
     # A class of this package, of which a command line writes the call: no file names it.
-    calls = {"extras/inspect/commands/shapes.py"}
+    calls = {"extras/inspect/commands/model.py"}
     # A runtime of other people, by a name in the same file: it is an extra, and mypy has no types for it.
     runtimes = {"extras/loggers/services.py"} | {
         f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_graphs", "transformers")
