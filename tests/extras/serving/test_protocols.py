@@ -22,9 +22,9 @@ from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
 from manyheads.extras.serving.api.shared import nearest_translator
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.texts import MOST_TAGS
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.score import score_texts
