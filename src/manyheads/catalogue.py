@@ -3,8 +3,8 @@
 The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
 fast, and the core has entries of `manyheads.extras` without importing them.
 
-Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer" and
-"format" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
+Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer",
+"format" and "protocol" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
 
     [project.entry-points.manyheads]
     "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
@@ -28,7 +28,7 @@ from manyheads.errors import ConfigError
 
 T = TypeVar("T")
 GROUP = "manyheads"
-KINDS = ("architecture", "score", "task", "preset", "logger", "peer", "format")
+KINDS = ("architecture", "score", "task", "preset", "logger", "peer", "format", "protocol")
 PLUGINS = "MANYHEADS_PLUGINS"  # modules with commas between them, so that child processes have them, too
 ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
 """The kind of a model; see `MODEL_TASKS`."""

@@ -1,6 +1,6 @@
-"""One request and its answer, as the guard handles them: headers of the answer, the log, and clients that leave.
+"""The outermost layer of the application: it reads a request within limits before any other code sees it.
 
-The outermost layer of the application: it reads a request within limits before any other code sees it.
+`Exchange` is one request and its answer: headers of the answer, the log. Clients can leave at any time.
 
 Order: framing and headers, Host and Origin, key, the size of the body, its arrival in time, its type, a slot. Only then
 the request goes on, with its whole body in memory. If the client leaves, the request is cancelled. After a refusal the
