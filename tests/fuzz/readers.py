@@ -97,7 +97,7 @@ def _readers_of_settings(samples: dict[str, bytes]) -> Iterator[Reader]:
 
 
 def _readers_of_documents(samples: dict[str, bytes]) -> Iterator[Reader]:
-    from manyheads.extras.documents.files import decode, read_document
+    from manyheads.extras.documents.formats import decode, read_document
     from manyheads.extras.documents.sentence_ends import split_sentences
     from manyheads.extras.documents.translating import DocumentTranslation
 

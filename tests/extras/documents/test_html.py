@@ -9,7 +9,7 @@ from growth import assert_grows_in_proportion
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
 
 Texts = Callable[..., list[str]]

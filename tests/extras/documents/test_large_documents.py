@@ -7,19 +7,13 @@ from collections.abc import Callable
 import pytest
 from growth import assert_grows_in_proportion
 
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.markdown import MOST_BRACKETS
 from manyheads.extras.documents.parts import Tag, Text
-from manyheads.extras.documents.placing import place
+from manyheads.extras.documents.placing import Sentence, place, protected, sentences_of, split_at_clauses
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Term, Terms
-from manyheads.extras.documents.translating import (
-    DocumentTranslation,
-    Sentence,
-    protected,
-    sentences_of,
-    split_at_clauses,
-)
+from manyheads.extras.documents.translating import DocumentTranslation
 
 pytest.importorskip("markdown_it")
 SIZE = 40_000

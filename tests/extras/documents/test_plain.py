@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

@@ -8,9 +8,9 @@ import pytest
 from growth import assert_grows_in_proportion
 
 from manyheads.errors import DataError
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
-from manyheads.extras.documents.translating import protected
+from manyheads.extras.documents.placing import protected
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.extras.documents import translating
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.text.of_folder import load_tokenizer
 

@@ -18,7 +18,7 @@ from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.extras.documents import translating
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.placing import align
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Term, Terms, contains

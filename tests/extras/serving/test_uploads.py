@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents import markdown
-from manyheads.extras.documents.files import FORMATS, decode, read_document
+from manyheads.extras.documents.formats import FORMATS, decode, read_document
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator

@@ -11,7 +11,7 @@ import pytest
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.readers import PairFiles, nested_value, parquet_pairs, table_pairs
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.documents.files import read_document
+from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
 
 KEYS = ("en", "de")

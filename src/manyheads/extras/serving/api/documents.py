@@ -32,7 +32,7 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from manyheads.errors import ConfigError, DataError, ManyHeadsError
-from manyheads.extras.documents.files import FORMATS, decode, format_of, read_document
+from manyheads.extras.documents.formats import FORMATS, decode, format_of, read_document
 from manyheads.extras.documents.translating import UnitTranslator
 from manyheads.extras.serving.api.glossaries import glossary_ids, terms_for
 from manyheads.extras.serving.api.shared import (
