@@ -432,7 +432,7 @@ class Task:
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
     the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
     this task: `of_record(tokenizer, record, where)` makes it of a translator's. config: the settings of a run; None:
-    those of `model_task`.
+    those of `model_task`. inside: a module -> the one that has its functions, too.
 
     The modules:
 
@@ -454,6 +454,7 @@ class Task:
     data: str = ""
     tokenizer: str = ""
     run: str | type[Any] | None = field(default=None)
+    inside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> type[Any]:
@@ -465,7 +466,7 @@ class Task:
 
     def module(self, name: str) -> ModuleType:
         """A module of the task, imported."""
-        names = [f"{folder}.{name}" for folder in self.folders]
+        names = [f"{folder}.{self.inside.get(name, name)}" for folder in self.folders]
         return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
 
 
@@ -513,6 +514,7 @@ TASKS: Table[Task] = Table(
             prepared_as="classification",
             recorded_as="classification",
             data=f"{_CLASSIFICATION}.prepare:LabelledData",
+            inside={"plan": "objective", "score": "evaluate"},
         ),
         "spans": Task(
             "sentences to constituent trees, by a chart",
@@ -521,6 +523,7 @@ TASKS: Table[Task] = Table(
             prepared_as="spans",
             recorded_as="spans",
             data=f"{_PARSING}.span_data:SpanData",
+            inside={"plan": "objective", "score": "evaluate"},
         ),
     },
 )

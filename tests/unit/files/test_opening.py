@@ -57,7 +57,7 @@ EXCEPTIONS = {
     "cli/lines/output.py": "the file that the user named for the output, and the null device",
     "api.py": "data that was prepared",
     "extras/loggers/services.py": "the run of a logger",
-    "extras/sources/storage.py": "files of an address, which are not files of this disk",
+    "extras/sources/names.py": "files of an address, which are not files of this disk",
     "extras/sources/fetching.py": "tarfile reads what `open_regular` has opened",
     "data/store.py": "numpy maps files that `verify` has checked by kind, size and checksum",
     "extras/peers/tensorflow.py": "numpy maps a file after `check_regular`",

@@ -45,7 +45,7 @@ from manyheads.extras.exports.engine import (
     sample_sentences,
     tokenizer_of,
 )
-from manyheads.extras.peers.layout import TRANSFORMER, check_held, demand
+from manyheads.extras.peers.peer import TRANSFORMER, check_held, demand
 from manyheads.files.commit import remove_folder, write_folder
 from manyheads.files.verify import file_sha256, is_intact
 from manyheads.installation import needing_extra
@@ -80,7 +80,7 @@ HOLDS = {
         "relative_bias": (),
     }
 }
-"""See `peers.layout`, for each architecture."""
+"""See `peers.peer`, for each architecture."""
 
 
 def runtime() -> Any:

@@ -40,8 +40,8 @@ from manyheads.extras.exports.onnx_graphs import (
     with_source_branch,
 )
 from manyheads.extras.peers import hf_tokenizer
-from manyheads.extras.peers.layout import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
+from manyheads.extras.peers.peer import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.models.pretrained import load, read_config
 from manyheads.models.transformer_xl.model import distances_back
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig, DotProductAttentionConfig
@@ -70,7 +70,7 @@ HOLDS = {
     "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},
     "reformer": REFORMER,
 }
-"""See `peers.layout`, for each architecture."""
+"""See `peers.peer`, for each architecture."""
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:

@@ -37,7 +37,7 @@ def register() -> None:
     _check_installed()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from manyheads.extras.hf.config import ManyHeadsConfig
+    from manyheads.extras.hf.loading import ManyHeadsConfig
     from manyheads.extras.hf.models import ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM
     from manyheads.extras.hf.tokenizer import ManyHeadsTokenizer
 

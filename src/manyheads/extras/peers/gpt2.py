@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import ConfigError
-from manyheads.extras.peers.layout import Holds, Layout, any_of, transposed
-from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.extras.peers.peer import Holds, Layout, Options, Peer, any_of, require, transposed
 from manyheads.models.decoder.config import DecoderConfig
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.peers.layout import TRANSFORMER_XL, Holds, Layout, Rule, flipped, stacked
-from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.extras.peers.peer import TRANSFORMER_XL, Holds, Layout, Options, Peer, Rule, flipped, require, stacked
 from manyheads.extras.peers.transfo_xl import (
     HEAD,
     by_cluster,

@@ -21,9 +21,19 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.search_problem import run_to_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.layout import TRANSFORMER, Holds, Layout, Rule, export_weights
 from manyheads.extras.peers.marian_generation import MarianIds, settings_from_peer
-from manyheads.extras.peers.peer import Options, Peer, decode, encode, require
+from manyheads.extras.peers.peer import (
+    TRANSFORMER,
+    Holds,
+    Layout,
+    Options,
+    Peer,
+    Rule,
+    decode,
+    encode,
+    export_weights,
+    require,
+)
 from manyheads.models.pretrained import load_portable_state, portable_state
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.kinds import DotProductAttentionConfig

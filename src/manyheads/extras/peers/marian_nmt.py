@@ -37,8 +37,8 @@ from manyheads.config.build import build
 from manyheads.config.files import MAX_BYTES, load_yaml, parse_yaml
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers.layout import Layout, Rule, transposed
 from manyheads.extras.peers.marian_tokenizer import MAX_PIECES, MarianOptions, MarianTokenizer
+from manyheads.extras.peers.peer import Layout, Rule, transposed
 from manyheads.extras.peers.toolkits import PlainTransformer, tie_of
 from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.installation import needing_extra

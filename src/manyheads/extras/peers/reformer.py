@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.layout import REFORMER, Holds
-from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.extras.peers.peer import REFORMER, Holds, Options, Peer, require
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.reformer.model import Call, Reformer, ReformerLayer
 from manyheads.nn.attention.lsh_hash import near_pairs
 from manyheads.nn.attention.observing import observe
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {

@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers.layout import Layout, stacked, transposed
 from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
-from manyheads.extras.peers.peer import Options, Peer
+from manyheads.extras.peers.peer import Layout, Options, Peer, stacked, transposed
 from manyheads.extras.peers.transfo_xl import num_segments, sizes_of, tied_projections
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.peers.layout import TRANSFORMER, Holds
-from manyheads.extras.peers.peer import Options, Peer, own_heads, require
+from manyheads.extras.peers.peer import TRANSFORMER, Holds, Options, Peer, own_heads, require
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.model import Decoder, Encoder
 from manyheads.nn.attention.kinds import DotProductAttentionConfig
@@ -18,7 +17,7 @@ from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.torch_compatible import TorchMultiheadAttention, mask_of_torch
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.nn.attention.masks import Mask
 
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.peers.layout import TRANSFORMER_XL, Holds
-from manyheads.extras.peers.peer import Options, Peer
+from manyheads.extras.peers.peer import TRANSFORMER_XL, Holds, Options, Peer
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.models.composites import LanguageModel
 
 

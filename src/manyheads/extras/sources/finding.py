@@ -20,9 +20,8 @@ from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources import fetching
 from manyheads.extras.sources.fetching import UNPACKED, is_archive, unpack
-from manyheads.extras.sources.names import SPLITS, Entry, Wanted, said_of
+from manyheads.extras.sources.names import ADDRESS, SPLITS, Entry, Wanted, fetch_shard, listed_at, said_of
 from manyheads.extras.sources.shards import is_shard, plain_name
-from manyheads.extras.sources.storage import ADDRESS, fetch_shard, listed_at
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST

@@ -33,10 +33,9 @@ KINDS = {
 """What -> what it shows."""
 
 _FILES = {
-    "attention": ("attention", "buckets"),
     "formulas": ("masks", "segments", "positions", "schedule", "smoothing"),
     "heads": ("heads", "pruning"),
-    "model": ("architecture", "embeddings", "shapes"),
+    "model": ("attention", "buckets", "architecture", "embeddings", "shapes"),
 }
 """File of this folder -> the kinds in it; each is an `InspectCommand` of its name."""
 
