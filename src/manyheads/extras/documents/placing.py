@@ -1,5 +1,5 @@
-"""The sentences of a segment (the text for the model, the words that are kept, and the positions of markup), and placing
-of markup in a translation, at the words that attention aligns with the source words inside the markup.
+"""The sentences of a segment (text for the model, words that are kept, positions of markup), and placing of markup in
+a translation, at the words that attention aligns with the source words inside the markup.
 
 Each target token is aligned to the source token that it attends to most. Markup that enclosed source words encloses the
 target words aligned to them. If no target word is aligned to them, the markup goes to the end of the sentence and is
