@@ -18,6 +18,7 @@ from manyheads.extras.peers.peer import Holds, Layout, Options, Peer, any_of, re
 from manyheads.models.decoder.config import DecoderConfig
 
 if TYPE_CHECKING:
+    from manyheads.extras.peers.legacy_pickle import Saved
     from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {
@@ -189,6 +190,10 @@ class NanoGPT(GPT2):
             attention_dropout=options["dropout"],
             activation="gelu",
         )
+
+    @classmethod
+    def options_of_saved(cls, saved: Saved) -> dict[str, Any] | None:
+        return {name.removeprefix("model_args."): value for name, value in saved.options.items()} or None
 
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:

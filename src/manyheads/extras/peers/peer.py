@@ -43,6 +43,9 @@ from manyheads.models.pretrained import check_size
 from manyheads.nn.attention.masks import Dense, Mask
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from manyheads.extras.peers.legacy_pickle import Saved
     from manyheads.models.composites import Seq2Seq
     from manyheads.models.protocols import ModelConfig
 
@@ -404,6 +407,26 @@ class Peer:
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the outputs for inputs with known names; see `run`."""
         raise NotImplementedError
+
+    @classmethod
+    def is_folder(cls, folder: Path) -> bool:
+        """Tell whether a folder is the peer's by its files; most are recognised by their config.json."""
+        return False
+
+    @classmethod
+    def options_of_saved(cls, saved: Saved) -> dict[str, Any] | None:
+        """Return the options in a checkpoint that can stand without a config.json; None: it has none."""
+        return None
+
+    @classmethod
+    def notes_of_import(cls, options: Mapping[str, Any], config: Any) -> list[str]:
+        """Return a sentence for each reason for which a converted model, of our config, differs from the peer's."""
+        return []
+
+    @classmethod
+    def notes_of_export(cls, config: Any) -> list[str]:
+        """Return a sentence for each reason for which the peer's model differs from ours of this config."""
+        return []
 
     def gradients(self, loss: Tensor) -> dict[str, Tensor]:
         """Return `grad.*` for every weight of the peer."""

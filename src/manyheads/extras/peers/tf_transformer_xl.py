@@ -98,6 +98,10 @@ class TensorFlowXL(Peer):
     """The names of all models; `layout_of` chooses those of one."""
 
     @classmethod
+    def is_folder(cls, folder: Path) -> bool:
+        return find_checkpoint(folder) is not None
+
+    @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         """See `Peer.read`; with vocab_size and cutoffs of the corpus."""
         corpus = config.get("corpus_info")

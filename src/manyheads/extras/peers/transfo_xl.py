@@ -199,6 +199,19 @@ class TransfoXL(Peer):
         return {**layout_of_body(module.config, "transformer."), **HEAD, "crit.cluster_*": "head.cluster_*", **named}
 
     @classmethod
+    def notes_of_import(cls, options: Mapping[str, Any], config: TransformerXLConfig) -> list[str]:
+        if config.norm_position != "pre" or not config.memory_len:
+            return []
+        return [
+            "With pre_lnorm the peer attends to a memory of zeros before the first segment, the converted model to"
+            " none, so it says something else at the start of a text."
+        ]
+
+    @classmethod
+    def notes_of_export(cls, config: TransformerXLConfig) -> list[str]:
+        return notes_of_export(config, "zeros")
+
+    @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:
         config = module.config
         cls.check(config)
