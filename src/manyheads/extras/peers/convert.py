@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -30,9 +30,8 @@ from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers import FORMATS, PEERS, marian_folder
+from manyheads.extras.peers import FORMATS, PEERS
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
-from manyheads.extras.peers.marian import Marian, Pegasus, fitted
 from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.extras.peers.tf_transformer_xl import (
@@ -199,8 +198,7 @@ def _read_word_sides(folder: Path, config: Mapping[str, Any], sizes: tuple[int, 
     return WordSides(words[0], words[1], special)
 
 
-TORCH = "torch/Transformer"
-SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
+SEQUENCE_MODELS = ("transformers/Marian", "transformers/Pegasus")
 TENSORFLOW_XL, MARIAN_NMT = "tf/Transformer-XL", "marian-nmt"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
@@ -285,11 +283,11 @@ def import_folder(
     if peer == MARIAN_NMT:
         next_command = _translation(output, marian.tokenizer)
     if peer in SEQUENCE_MODELS:
-        files = marian_folder.read(SEQUENCE_MODELS[peer], source, config, model.config)
+        files = PEERS[peer].read_files(source, config, model.config)
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
-        next_command = _translation(output, tokenizer)
+        next_command = _translation(output, files.tokenizer)
     if peer == TENSORFLOW_XL and from_pickle:
         corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
         tokenizer = corpus.vocabulary
@@ -365,13 +363,11 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     notes: list[str] = []
     if not translates and has_tokenizer(source):
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
-    if peer in SEQUENCE_MODELS:
-        model = fitted(cast(Seq2Seq, model))
-    config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
+    config, weights = PEERS[peer].to_peer(PEERS[peer].form_of(model))
     files: Mapping[str, bytes] = {}
     if peer in SEQUENCE_MODELS:
-        exported = marian_folder.export(
-            SEQUENCE_MODELS[peer], config["model"], load_settings(source), tokenizer, kept, read_config(source)
+        exported = PEERS[peer].export_files(
+            config["model"], load_settings(source), tokenizer, kept, read_config(source)
         )
         config, files, notes = exported.config, exported.files, exported.notes
     elif FORMATS[peer].model_type:
@@ -390,8 +386,6 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
             config |= {"start_symbol": writer.bos_id, "end_symbol": writer.eos_id}
             files = _word_files(tokenizer)
     notes += PEERS[peer].notes_of_export(model.config)
-    if peer == TORCH:
-        notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
     write_tensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(to_json(config), encoding="utf-8")
     for name, content in files.items():

@@ -424,6 +424,11 @@ class Peer:
         return []
 
     @classmethod
+    def form_of(cls, model: Any) -> Any:
+        """Return what `to_peer` takes of a whole model of ours."""
+        return model
+
+    @classmethod
     def notes_of_export(cls, config: Any) -> list[str]:
         """Return a sentence for each reason for which the peer's model differs from ours of this config."""
         return []

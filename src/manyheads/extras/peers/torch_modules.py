@@ -201,6 +201,14 @@ class TorchTransformer(Peer):
     }
 
     @classmethod
+    def form_of(cls, model: Any) -> Any:
+        return model.body
+
+    @classmethod
+    def notes_of_export(cls, config: Any) -> list[str]:
+        return ["torch.nn.Transformer has no embeddings and no output layer, so these were left out."]
+
+    @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoder:
         if options["activation"] not in ("relu", "gelu"):
             raise ConfigError(f"activation is {options['activation']!r}; torch.nn.Transformer has 'relu' and 'gelu'.")
