@@ -3,8 +3,8 @@
 The code of an entry is a string `module:attribute`, which is imported when it is first needed. Therefore the start is
 fast, and the core has entries of `manyheads.extras` without importing them.
 
-Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer" and
-"format" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
+Plug-ins, other packages, add entries to the tables "architecture", "score", "task", "preset", "logger", "peer",
+"format" and "protocol" by entry points of the group `manyheads`, which are named `TABLE.NAME`:
 
     [project.entry-points.manyheads]
     "architecture.bag" = "bag_of_words.model:ARCHITECTURE"
@@ -28,7 +28,7 @@ from manyheads.errors import ConfigError
 
 T = TypeVar("T")
 GROUP = "manyheads"
-KINDS = ("architecture", "score", "task", "preset", "logger", "peer", "format")
+KINDS = ("architecture", "score", "task", "preset", "logger", "peer", "format", "protocol")
 PLUGINS = "MANYHEADS_PLUGINS"  # modules with commas between them, so that child processes have them, too
 ModelTask = Literal["translation", "language-modelling", "classification", "spans"]
 """The kind of a model; see `MODEL_TASKS`."""
@@ -211,14 +211,14 @@ COMMANDS: dict[str, Command] = {
     "evaluate": Command("score a model on held-out data, with the protocol", f"{_CORE}.task_commands:EVALUATE"),
     "translate": Command("translate lines or documents; a prompt in a terminal", f"{_CORE}.translate"),
     "generate": Command("continue a text with a language model", f"{_CORE}.generate"),
-    "classify": Command("label lines with a classifier", "manyheads.extras.classification.command"),
+    "classify": Command("label lines with a classifier", "manyheads.extras.classification.options"),
     "score": Command("print log-probabilities of given translations or texts", f"{_CORE}.task_commands:SCORE"),
     "serve": Command("run an HTTP server for models, with a web page", "manyheads.extras.serving.command"),
     "inspect": Command("draw and print: attention, shapes, positions, schedules", "manyheads.extras.inspect.commands"),
     "shortlist": Command(
         "learn likely translations of words, for a faster search", "manyheads.extras.shortlists.command"
     ),
-    "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.prune"),
+    "prune": Command("remove attention heads and write a smaller model", "manyheads.extras.inspect.commands.heads"),
     "average": Command("average the weights of a run's checkpoints into a model", f"{_CORE}.average"),
     "convert": Command("convert models of other implementations, and back", "manyheads.extras.peers.command"),
     "export": Command("write a model in the format of another runtime", "manyheads.extras.exports.command"),
@@ -402,20 +402,20 @@ ARCHITECTURES: Table[Architecture] = Table(
         ),
         "transformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.config:TransformerClassifierConfig",
-            f"{_CLASSIFICATION}.config:TRANSFORMERS",
-            f"{_CLASSIFICATION}.model:build_transformer",
+            f"{_CLASSIFICATION}.settings:TransformerClassifierConfig",
+            f"{_CLASSIFICATION}.settings:TRANSFORMERS",
+            f"{_CLASSIFICATION}.classifier:build_transformer",
         ),
         "reformer-classifier": Architecture(
             "classification",
-            f"{_CLASSIFICATION}.config:ReformerClassifierConfig",
-            f"{_CLASSIFICATION}.config:REFORMERS",
-            f"{_CLASSIFICATION}.model:build_reformer",
+            f"{_CLASSIFICATION}.settings:ReformerClassifierConfig",
+            f"{_CLASSIFICATION}.settings:REFORMERS",
+            f"{_CLASSIFICATION}.classifier:build_reformer",
         ),
         "transformer-spans": Architecture(
             "spans",
-            f"{_PARSING}.transformer_config:TransformerSpanParserConfig",
-            f"{_PARSING}.transformer_config:PRESETS",
+            f"{_PARSING}.span_task.settings:TransformerSpanParserConfig",
+            f"{_PARSING}.span_task.settings:TRANSFORMERS",
             f"{_PARSING}.span_parser:build_span_parser",
         ),
     },
@@ -483,8 +483,8 @@ class Task:
     or it needs no prepared data. recorded_as: its name in the manifest of prepared data, if it has its own data; data:
     the class of this data, as `module:class`. tokenizer: the class of its tokenizer, if folders of translators record
     this task: `of_record(tokenizer, record, where)` makes it of a translator's. validator: of a task of sentence pairs,
-    see `tasks.translation.objective.Validator`. config: the settings of a run; None:
-    those of `model_task`.
+    see `tasks.translation.objective.Validator`. config: the settings of a run; None: those of `model_task`. inside: a
+    module -> the one that has its functions, too.
 
     The modules:
 
@@ -505,6 +505,7 @@ class Task:
     tokenizer: str = ""
     validator: str = "manyheads.tasks.translation.objective:Validator"
     run: str | type[Any] | None = field(default=None)
+    inside: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def config(self) -> type[Any]:
@@ -516,7 +517,7 @@ class Task:
 
     def module(self, name: str) -> ModuleType:
         """A module of the task, imported."""
-        names = [f"{folder}.{name}" for folder in self.folders]
+        names = [f"{folder}.{self.inside.get(name, name)}" for folder in self.folders]
         return importlib.import_module(next((one for one in names if importlib.util.find_spec(one)), names[-1]))
 
 
@@ -564,7 +565,8 @@ TASKS: Table[Task] = Table(
             "classification",
             prepared_as="classification",
             recorded_as="classification",
-            data=f"{_CLASSIFICATION}.prepared:LabelledData",
+            data=f"{_CLASSIFICATION}.prepare:LabelledData",
+            inside={"plan": "objective", "score": "evaluate"},
         ),
         "spans": Task(
             "sentences to constituent trees, by a chart",
@@ -573,6 +575,7 @@ TASKS: Table[Task] = Table(
             prepared_as="spans",
             recorded_as="spans",
             data=f"{_PARSING}.span_data:SpanData",
+            inside={"plan": "objective", "score": "evaluate"},
         ),
     },
 )
@@ -685,7 +688,7 @@ HOOKS: dict[str, str] = {
     "cleaning": "manyheads.extras.cleaning.cleaner:Cleaning",
     "cleaning in lines": "manyheads.extras.cleaning.cleaner:describe_cleaning",
     "constrained": "manyheads.extras.constrained.grammar:grammar_of",
-    "ctranslate2": "manyheads.extras.exports.ctranslate2_engine:open_for",
+    "ctranslate2": "manyheads.extras.exports.ctranslate2:open_for",
     "display": "manyheads.extras.inspect.display:bundle_of",
     "dot-product attention": "manyheads.extras.peers.one_head:DotProductAttention",
     "documents": "manyheads.extras.documents.files:DocumentOptions",
@@ -702,7 +705,7 @@ HOOKS: dict[str, str] = {
     "plan of a run": "manyheads.extras.planning.plan:plan_layer",
     "reranking": "manyheads.extras.reranking.reranker:reranker_of",
     "planner": "manyheads.extras.planning.planner:Planner",
-    "schema": "manyheads.extras.constrained.patterns:read_schema",
+    "schema": "manyheads.extras.constrained.grammar:read_schema",
     "tokenizer of Marian models": "manyheads.extras.peers.marian_tokenizer:MarianTokenizer",
     "segments": "manyheads.extras.sgm.segments:sgm_segments",
     "shortlist": "manyheads.extras.shortlists.shortlist:Shortlist",

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from manyheads.extras.hf import from_folder as from_folder
     from manyheads.extras.hf import register as register
     from manyheads.extras.hf import tokenizer_from_folder as tokenizer_from_folder
-    from manyheads.extras.hf.config import ManyHeadsConfig as ManyHeadsConfig
-    from manyheads.extras.hf.language import ManyHeadsForCausalLM as ManyHeadsForCausalLM
+    from manyheads.extras.hf.loading import ManyHeadsConfig as ManyHeadsConfig
     from manyheads.extras.hf.model import StateCache as StateCache
+    from manyheads.extras.hf.models import ManyHeadsForCausalLM as ManyHeadsForCausalLM
+    from manyheads.extras.hf.models import ManyHeadsForSeq2SeqLM as ManyHeadsForSeq2SeqLM
     from manyheads.extras.hf.tokenizer import ManyHeadsTokenizer as ManyHeadsTokenizer
-    from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM as ManyHeadsForSeq2SeqLM
 
 sys.modules[__name__] = load(HOOKS["hf"])()

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.extras.research.comparison import Comparison, Example
-from manyheads.extras.research.paired import Paired
+from manyheads.extras.research.comparison import Comparison, Example, Paired
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError
+from manyheads.extras.classification.classifier import TextPooling
 from manyheads.extras.classification.labelled_store import LabelledBatch
-from manyheads.extras.classification.model import TextPooling
 
 VOCAB, LABELS = 23, ("a", "b", "c")
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.chart import naive_log_partition
 from manyheads.extras.parsing.span_data import SpanBatch
-from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY
+from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY, naive_log_partition
 
 VOCAB, LABELS, TAGS = 23, 3, 3
 

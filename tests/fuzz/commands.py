@@ -13,6 +13,7 @@ from manyheads.catalogue import COMMANDS, PRESETS
 from manyheads.cli.command_line.parsing import _Option, _options
 from manyheads.cli.main import module_of
 from manyheads.config.options import describe
+from manyheads.extras.inspect.commands import kind_of
 
 __all__ = ["CommandLines", "is_training"]
 
@@ -71,7 +72,7 @@ class CommandLines:
         first = [command]
         if command == "inspect":
             first.append(random.choice(INSPECT))
-            page = __import__(f"manyheads.extras.inspect.commands.{first[1]}", fromlist=["PAGE"]).PAGE
+            page = kind_of(first[1]).PAGE
         else:
             module = module_of(command)
             page = (

@@ -68,7 +68,7 @@ def _readers_of_text(samples: dict[str, bytes]) -> Iterator[Reader]:
     from manyheads.data.lines import read_lines
     from manyheads.data.translation.readers import PairFiles
     from manyheads.extras.documents.terms import Terms
-    from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+    from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
 
     def one(name: str, kind: str, read: Callable[[Path], Any]) -> Reader:
         return Reader(name, kind, samples[name], name[name.index(".") :], read)

@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from manyheads.catalogue import build_model
 from manyheads.data.corpora import load_novel, load_tatoeba
 from manyheads.extras.peers import PEERS
-from manyheads.extras.sample_model.packaged import copy_model
+from manyheads.extras.sample_model.command import copy_model
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 TUTORIALS = ["attention", "transformer", "transformer-xl", "reformer"]

@@ -105,13 +105,13 @@ def test_modules_are_imported_by_names_from_literal_tables_alone() -> None:
     """importlib.import_module stands in few places; each takes its name from a table of ours."""
     users = {path.relative_to(SOURCES[0].parent).as_posix() for path in SOURCES if "import_module" in path.read_text()}
     lazy = {"__init__.py", "nn/__init__.py", "extras/hf/__init__.py"}
-    commands = {"cli/commands/completion.py", "extras/inspect/commands/__init__.py", "cli/main.py"}
+    commands = {"extras/inspect/commands/__init__.py", "cli/main.py"}
     # Of the catalogue also what an installed package has as an entry point, and what --plugin names.
     tables = {"catalogue.py", "extras/documents/formats.py", "extras/exports/engine.py"}
     # A class of this package, of which a command line writes the call: no file names it.
-    calls = {"extras/inspect/commands/shapes.py"}
+    calls = {"extras/inspect/commands/model.py"}
     # A runtime of other people, by a name in the same file: it is an extra, and mypy has no types for it.
     runtimes = {"extras/loggers/services.py"} | {
-        f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_files", "transformers")
+        f"extras/exports/{name}.py" for name in ("ctranslate2", "onnx_graphs", "transformers")
     }
     assert users == lazy | commands | tables | calls | runtimes

@@ -13,7 +13,7 @@ import pytest
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledList, LabelledReport
 from manyheads.extras.classification.labelled_store import LabelledStore, LabelledStream, eval_labelled
-from manyheads.extras.classification.prepared import (
+from manyheads.extras.classification.prepare import (
     LabelledData,
     describe_balance,
     languages_of,

@@ -13,7 +13,7 @@ import torch
 from manyheads import Generator
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError
-from manyheads.extras.constrained.patterns import Matcher
+from manyheads.extras.constrained.grammar import Matcher
 from manyheads.text.of_folder import learn_vocabulary
 from manyheads.text.settings import VocabularySettings
 from manyheads.text.vocabulary import ByteVocabulary

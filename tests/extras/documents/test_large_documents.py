@@ -10,9 +10,8 @@ from growth import assert_grows_in_proportion
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.markdown import MOST_BRACKETS
 from manyheads.extras.documents.parts import Tag, Text
-from manyheads.extras.documents.placing import place
+from manyheads.extras.documents.placing import Sentence, place, protected, sentences_of, split_at_clauses
 from manyheads.extras.documents.sentence_ends import split_sentences
-from manyheads.extras.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
 from manyheads.extras.documents.terms import Term, Terms
 from manyheads.extras.documents.translating import DocumentTranslation
 

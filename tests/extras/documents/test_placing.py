@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from manyheads.extras.documents.parts import Part, Tag, Text
-from manyheads.extras.documents.placing import AlignedToken, place
-from manyheads.extras.documents.sentences import Sentence
+from manyheads.extras.documents.placing import AlignedToken, Sentence, place
 from manyheads.text.words import PRIVATE
 
 CODE = Tag("`c`", "word")

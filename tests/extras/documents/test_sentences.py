@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.extras.documents.parts import Part, Tag, Text
-from manyheads.extras.documents.placing import unchanged
+from manyheads.extras.documents.placing import Sentence, protected, sentences_of, split_at_clauses, unchanged
 from manyheads.extras.documents.sentence_ends import split_sentences
-from manyheads.extras.documents.sentences import Sentence, protected, sentences_of, split_at_clauses
 from manyheads.text.words import PRIVATE
 
 OPEN, CLOSE, ALONE, CODE = Tag("<b>", "open", 1), Tag("</b>", "close", 1), Tag("[^1]", "alone"), Tag("`c`", "word")

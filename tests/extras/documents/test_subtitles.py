@@ -10,7 +10,7 @@ from growth import assert_grows_in_proportion
 from manyheads.errors import DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
-from manyheads.extras.documents.sentences import protected
+from manyheads.extras.documents.placing import protected
 
 Texts = Callable[..., list[str]]
 Translated = Callable[..., str]

@@ -14,8 +14,8 @@ from export_models import LINES, write_transformer
 from manyheads.cli.main import main
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError
-from manyheads.extras.exports import EXPORTS, Check, ExportOptions, compare
-from manyheads.extras.exports.engine import export_model, sample_sentences
+from manyheads.extras.exports import EXPORTS, Check, ExportOptions
+from manyheads.extras.exports.engine import export_model, sample_sentences, tokenizer_of
 from manyheads.extras.parsing.tokenizer import ParsingTokenizer
 
 MISSING = {"ctranslate2": "[ct2]", "transformers": "[hf]"}
@@ -190,10 +190,10 @@ class TestEngine:
     def test_auto_takes_the_faster_one_and_measures_once(self, seconds, taken, tmp_path, monkeypatch):
         folder = write_transformer(tmp_path / "model")
         translator = Translator.from_pretrained(folder, device="cpu", engine="auto")
-        from manyheads.extras.exports import ctranslate2_engine
+        from manyheads.extras.exports import ctranslate2
 
         times = iter([0.0, seconds, 10.0, 13.0])
-        monkeypatch.setattr(ctranslate2_engine, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+        monkeypatch.setattr(ctranslate2, "time", SimpleNamespace(perf_counter=lambda: next(times)))
         settings = translator.options(num_beams=1, max_new_tokens=5)
         assert translator.search.choose_engine(settings).startswith(f"engine {taken}: ")
         assert translator.search.choose_engine(settings).startswith(f"engine {taken}: ")  # the times are used up
@@ -272,6 +272,8 @@ class TestEngine:
 
 def test_a_parser_is_sent_to_the_command_that_writes_trees(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server answers with the text that the model writes."""
-    monkeypatch.setattr(compare, "load_tokenizer", lambda folder: object.__new__(ParsingTokenizer))
+    monkeypatch.setattr(
+        "manyheads.extras.exports.engine.load_tokenizer", lambda folder: object.__new__(ParsingTokenizer)
+    )
     with pytest.raises(ConfigError, match=r"is a parser: .*; use manyheads translate, which writes trees\.$"):
-        compare.tokenizer_of(model, "onnx")
+        tokenizer_of(model, "onnx")

@@ -15,7 +15,7 @@ from manyheads.extras.exports import EXPORTS, ExportOptions, ctranslate2, onnx, 
 from manyheads.extras.exports.engine import export_model
 from manyheads.extras.peers import FORMATS
 from manyheads.extras.peers.convert import export_folder
-from manyheads.extras.peers.holding import check_held
+from manyheads.extras.peers.peer import check_held
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer.config import TransformerConfig
 

@@ -13,8 +13,8 @@ from manyheads.catalogue import build_model
 from manyheads.evaluation.likelihood import evaluate_text
 from manyheads.evaluation.reading import Reading
 from manyheads.extras.inspect.heads.judging import HeldSegments, NamedModel
-from manyheads.extras.inspect.heads.options import HeadTextOptions
 from manyheads.extras.inspect.heads.scores import nats_per_token
+from manyheads.extras.inspect.options import HeadTextOptions
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.evaluate import held_text
 from manyheads.text.vocabulary import ByteVocabulary

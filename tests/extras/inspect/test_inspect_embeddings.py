@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.extras.inspect.drawings.embeddings import embedding_map_figure
+from manyheads.extras.inspect.embeddings import embedding_map_figure
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.settings import TokenizerSettings

@@ -10,16 +10,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.bracketing import (
+from manyheads.extras.parsing.trees import (
+    MAX_DEPTH,
     REPAIRS,
+    Leaf,
+    Node,
     ParsingSettings,
     category,
+    format_tree,
+    leaves_of,
     linearise,
     normal_form,
+    parse_tree,
     restore,
     sentence_of,
+    unescape,
 )
-from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, format_tree, leaves_of, parse_tree, unescape
 
 PAPER = ParsingSettings()
 LOSSLESS = ParsingSettings(tags="keep", functions="keep", traces="keep", root=None)

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.brackets import PUNCTUATION, BracketScore, judge_trees, judge_written, score_trees
-from manyheads.extras.parsing.parsing_task import ParsingTask
-from manyheads.extras.parsing.trees import Leaf, Node, format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.tokenizer import ParsingTask
+from manyheads.extras.parsing.trees import Leaf, Node, ParsingSettings, format_tree, leaves_of, parse_tree
 
 GOLD = "(ROOT (S (NP-SBJ (DT The) (NN cat)) (VP (VBZ sits) (PRT (RP down)) (PP (IN on) (NP (PRP it)))) (. .)))"
 """Brackets that count, as (label, first, end): S 0-6, NP 0-2, VP 2-6, ADVP 3-4, PP 4-6, NP 5-6."""

@@ -13,11 +13,9 @@ from naive_search import naive_beam_search
 
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.extras.parsing.bracketing import ParsingSettings, restore
 from manyheads.extras.parsing.grammar import TreeGrammar
-from manyheads.extras.parsing.parsing_task import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.tokenizer import ParsingTask, ParsingTokenizer
+from manyheads.extras.parsing.trees import MAX_DEPTH, ParsingSettings, format_tree, leaves_of, parse_tree, restore
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.words import words_of
 

@@ -11,8 +11,6 @@ import torch
 
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_data import (
     MOST_HASHES,
     MOST_PIECES,
@@ -29,6 +27,8 @@ from manyheads.extras.parsing.span_data import (
 )
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanSettings
+from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.text.settings import TokenizerSettings
 
 TREES = """(ROOT (S (NP (PRP She)) (VP (VBZ sleeps)) (. .)))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.bracketing import ParsingSettings
 from manyheads.extras.parsing.span_data import spans_of, tree_of
-from manyheads.extras.parsing.trees import MAX_DEPTH, format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.trees import MAX_DEPTH, ParsingSettings, format_tree, leaves_of, parse_tree
 
 KEEP = ParsingSettings(tags="keep")
 TREE = "(ROOT (S (NP (PRP She)) (VP (VBZ sleeps) (ADVP (RB well))) (. .)))"

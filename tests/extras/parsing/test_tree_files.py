@@ -11,11 +11,9 @@ import pytest
 from manyheads.data.lines import ReadReport
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile, read_sentences
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
-from manyheads.extras.parsing.trees import format_tree
+from manyheads.extras.parsing.tokenizer import ParsingTask, ParsingTokenizer, TreeFile, read_sentences
+from manyheads.extras.parsing.trees import ParsingSettings, format_tree
 from manyheads.text.of_folder import load_tokenizer
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from manyheads.extras.peers.layout import import_weights
+from manyheads.extras.peers.peer import import_weights
 
 
 def test_weights_of_several_types_keep_their_values() -> None:

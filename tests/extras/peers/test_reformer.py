@@ -159,7 +159,7 @@ def test_an_open_number_of_buckets_follows_from_the_length() -> None:
     config["model"]["num_buckets"] = None
     assert LOADER.from_peer({**config, "seq_len": 8}, state).module.config.num_buckets == (4,)
     assert LOADER.from_peer(config, state).module.config.num_buckets == (4, 4)
-    assert any("num_buckets is null" in note for note in LOADER.notes_of(config["model"]))
+    assert any("num_buckets is null" in note for note in LOADER.notes_of_import(config["model"], None))
 
 
 def test_factors_of_buckets_as_a_list_or_a_tuple() -> None:
@@ -189,7 +189,7 @@ def test_where_the_rounding_fault_shows(changes, rounds, lengths, shows):
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     answer = LOADER.from_peer(config, state).run({"in.ids": ids, "in.attention_mask": mask})
     assert ("exact.logits" in answer) == shows
-    assert not shows or any("rounding fault" in note for note in LOADER.notes_of(config["model"]))
+    assert not shows or any("rounding fault" in note for note in LOADER.notes_of_import(config["model"], None))
 
 
 def test_padding_stands_on_the_right() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, ManyHeadsError, ModelFileError, RequestError
 from manyheads.extras.peers import PEERS
-from manyheads.extras.peers.xl_weights import by_cluster, tied_projections
+from manyheads.extras.peers.transfo_xl import by_cluster, tied_projections
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 
 HF: Any = PEERS["transformers/TransfoXL"]

@@ -16,8 +16,7 @@ from manyheads.decoding.search_problem import RULES
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.parsing.parsing_task import ParsingTask
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTask, ParsingTokenizer
 from manyheads.models.pretrained import save_pretrained
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

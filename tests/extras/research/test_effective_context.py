@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.catalogue import build_model
 from manyheads.data.store import TokenStore
 from manyheads.errors import DataError
-from manyheads.extras.research.recl import losses_by_context, relative_lengths
+from manyheads.extras.research.text_task.evaluate import losses_by_context, relative_lengths
 from manyheads.models.transformer_xl.config import PRESETS
 from tests.segment_batches import VOCAB, ids
 

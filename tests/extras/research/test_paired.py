@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from manyheads.extras.research.paired import paired_losses, paired_scores
+from manyheads.extras.research.comparison import paired_losses, paired_scores
 
 
 def test_one_part_says_nothing_about_a_difference() -> None:

@@ -21,7 +21,7 @@ from manyheads.data.corpora import NOTICES, load_tatoeba
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError, SaveError
 from manyheads.evaluation.bleu import corpus_bleu
-from manyheads.extras.sample_model import making, packaged
+from manyheads.extras.sample_model import command, making
 from manyheads.models.pretrained import data_notice, save_pretrained
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.text.of_folder import tokenizer_of_folder
@@ -65,7 +65,7 @@ def few_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_sentences")
 def test_a_run_becomes_the_packaged_model(run_dir, tmp_path, monkeypatch, manyheads, capsys):
     folder, copy = tmp_path / "packaged", tmp_path / "models" / "en-de"
-    monkeypatch.setattr(packaged, "FOLDER", folder)
+    monkeypatch.setattr(command, "FOLDER", folder)
     assert manyheads("sample-model", copy) == 2
     assert "has no sample model" in (said := capsys.readouterr().err)
     assert "`make sample-model` trains it" in said
@@ -96,7 +96,7 @@ def test_a_run_becomes_the_packaged_model(run_dir, tmp_path, monkeypatch, manyhe
     assert "is not this model, so it is not replaced" in capsys.readouterr().err
     (folder / "config.json").write_text("{}")
     with pytest.raises(ModelFileError, match="Install manyheads again"):
-        packaged.packaged_model()
+        command.packaged_model()
 
 
 @pytest.mark.usefixtures("few_sentences")
@@ -166,20 +166,20 @@ def test_a_run_of_0_1_0_has_its_notice_from_its_settings(run_dir: Path, tmp_path
 
 
 has_model = pytest.mark.skipif(
-    not (packaged.FOLDER / "manifest.json").is_file(),
-    reason=f"the package has no sample model yet; `{packaged.HOW_TO_TRAIN}` trains it, in about 30 minutes",
+    not (command.FOLDER / "manifest.json").is_file(),
+    reason=f"the package has no sample model yet; `{command.HOW_TO_TRAIN}` trains it, in about 30 minutes",
 )
 
 
 @has_model
 def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
-    assert sum(path.stat().st_size for path in packaged.FOLDER.iterdir()) < 9_000_000
-    translator = Translator.from_pretrained(packaged.packaged_model(), "cpu")
+    assert sum(path.stat().st_size for path in command.FOLDER.iterdir()) < 9_000_000
+    translator = Translator.from_pretrained(command.packaged_model(), "cpu")
     pairs = load_tatoeba("test")
     found = corpus_bleu(
         translator.translate([source for source, _ in pairs]), [reference for _, reference in pairs], languages={"de"}
     )
-    stated = re.search(r"\| BLEU \| ([0-9.]+) \| `(.*)` \|", (packaged.FOLDER / "README.md").read_text())
+    stated = re.search(r"\| BLEU \| ([0-9.]+) \| `(.*)` \|", (command.FOLDER / "README.md").read_text())
     assert stated is not None
     assert found.value == pytest.approx(float(stated[1]), abs=0.3)
     assert found.signature == stated[2].replace("\\|", "|")
@@ -188,26 +188,26 @@ def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
 @has_model
 def test_an_empty_folder_becomes_the_model_if_it_can_be_replaced(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
-    assert packaged.copy_model(tmp_path / "empty")
-    assert not packaged.copy_model(tmp_path / "empty")
+    assert command.copy_model(tmp_path / "empty")
+    assert not command.copy_model(tmp_path / "empty")
     (tmp_path / "here").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     for place in (Path(), tmp_path / "here", tmp_path / "link"):
         with pytest.raises(SaveError, match=r"is empty and cannot be replaced .*; name a new folder in it"):
-            packaged.copy_model(place)
+            command.copy_model(place)
     assert Path.cwd() == tmp_path / "here"
     (tmp_path / "nowhere").symlink_to("gone")
     with pytest.raises(SaveError, match="is a link to nothing"):
-        packaged.copy_model(tmp_path / "nowhere")
+        command.copy_model(tmp_path / "nowhere")
     (tmp_path / "nowhere").unlink()
     with pytest.raises(SaveError, match=r"File name too long .* choose another"):
-        packaged.copy_model(tmp_path / ("x" * 300))
+        command.copy_model(tmp_path / ("x" * 300))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "here", "link"]
 
 
 @has_model
 def test_the_packaged_model_normalises_text_as_the_package_does_now() -> None:
     new = Tokenizer.train(["a b", "c"], TokenizerSettings(vocab_size=300, normalize_spaces=True))
-    stored = json.loads((packaged.FOLDER / "tokenizer.json").read_text())
+    stored = json.loads((command.FOLDER / "tokenizer.json").read_text())
     assert stored["normalizer"] == json.loads(new.files()["tokenizer.json"])["normalizer"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from manyheads.extras.serving.exchange import run_until_gone
+from manyheads.extras.serving.guard import run_until_gone
 from manyheads.extras.serving.refusals import Refusal
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.extras.serving import engine as engine_module
-from manyheads.extras.serving.engine import Engine
+from manyheads.extras.serving.engine import Engine, Metrics
 from manyheads.extras.serving.jobs import (
     Batch,
     Done,
@@ -26,7 +26,6 @@ from manyheads.extras.serving.jobs import (
     Row,
     TranslationBatch,
 )
-from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.settings import ServingSettings
 
 

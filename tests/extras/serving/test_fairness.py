@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from manyheads.extras.serving.engine import Engine
+from manyheads.extras.serving.engine import Engine, Metrics
 from manyheads.extras.serving.jobs import Done, Event, Failed, Job, QueueFull, Row
-from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.settings import ServingSettings
 
 LONG = 16_000

@@ -13,18 +13,20 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from manyheads.catalogue import build_model
+from manyheads import catalogue
+from manyheads.catalogue import Table, build_model
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.sentence_ends import split_sentences
 from manyheads.extras.documents.terms import Terms
 from manyheads.extras.documents.translating import DocumentTranslation, UnitTranslator
+from manyheads.extras.serving import app as application
 from manyheads.extras.serving.api.shared import nearest_translator
 from manyheads.extras.serving.app import build_app
-from manyheads.extras.serving.markup import MOST_TAGS
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import ServingSettings
+from manyheads.extras.serving.texts import MOST_TAGS
 from manyheads.models.pretrained import save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.tasks.language_modelling.score import score_texts
@@ -409,3 +411,25 @@ def test_hostile_html_is_translated_or_refused(client: TestClient, part: str) ->
     for count, statuses in ((20, {200}), (MOST_TAGS + 1, {400}), (100_000, {400, 413})):
         body = {"q": part * count, "source": "en", "target": "de", "format": "html"}
         assert client.post("/translate", json=body).status_code in statuses
+
+
+def test_a_plugin_adds_a_protocol(settings: ServingSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "counting_protocol.py").write_text(
+        "from fastapi import APIRouter\n"
+        "def router(service):\n"
+        "    routes = APIRouter()\n"
+        "    routes.get('/count')(lambda: {'models': len(service.models)})\n"
+        "    return routes\n"
+        "MANYHEADS = {'protocol.count': 'counting_protocol:router', 'protocol.broken': 'counting_protocol:none'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(catalogue.PLUGINS, "counting_protocol")
+    own = {name: application.PROTOCOLS[name] for name in application.PROTOCOLS}
+    catalogue._plugins.cache_clear()
+    try:
+        monkeypatch.setattr(application, "PROTOCOLS", Table("protocol", own))
+        with TestClient(build_app(settings)) as client:
+            assert client.get("/count").json() == {"models": 2}
+            assert client.get("/languages").status_code == 200
+    finally:
+        catalogue._plugins.cache_clear()

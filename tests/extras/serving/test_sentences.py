@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.errors import ConfigError
-from manyheads.extras.serving.metrics import Metrics
+from manyheads.extras.serving.engine import Metrics
 from manyheads.extras.serving.served import ServedTranslator, _pairs
 from manyheads.extras.serving.settings import ServingSettings, names_of_models
 from manyheads.extras.serving.texts import rejoin, split

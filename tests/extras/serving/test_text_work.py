@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.testclient import TestClient
 
 from manyheads.extras.documents import sentence_ends
-from manyheads.extras.serving import markup
 from manyheads.extras.serving import texts as sentences
 from manyheads.extras.serving.api import shared as answers
 from manyheads.extras.serving.app import build_app
@@ -84,8 +83,7 @@ def test_the_work_ends_at_the_deadline(settings: ServingSettings, monkeypatch: p
             monkeypatch.setattr(app.state.service, "end", lambda request: 0.0)
         return cut(text, language)
 
-    for module in (sentences, markup):
-        monkeypatch.setattr(module, "split_sentences", counted)
+    monkeypatch.setattr(sentences, "split_sentences", counted)
     bodies = [
         ("/v1/translate", {"text": "Hello. " * 80_000}),
         ("/translate", {"q": "Hello. " * 80_000, "source": "en", "target": "de"}),
@@ -215,7 +213,7 @@ def test_long_lists_are_written_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("path", ["/translate", "/v2/translate"])
 def test_an_endless_paragraph_of_html_is_refused(client: TestClient, path: str) -> None:
-    text = "<p>short</p><p>" + "a" * (markup.MOST_CHARACTERS + 1) + "</p>"
+    text = "<p>short</p><p>" + "a" * (sentences.MOST_MARKED + 1) + "</p>"
     body = {"q": text, "source": "en", "target": "de", "format": "html"}
     if path == "/v2/translate":
         body = {"text": [text], "target_lang": "DE", "tag_handling": "html"}  # type: ignore[dict-item]

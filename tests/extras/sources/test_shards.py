@@ -25,7 +25,7 @@ from manyheads.data.lines import limited_input
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import DataError
 from manyheads.extras.sources import shards
-from manyheads.extras.sources.storage import fetch_shard, listed_at
+from manyheads.extras.sources.names import fetch_shard, listed_at
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 
 Run = Callable[..., int]

@@ -22,7 +22,7 @@ from hub_server import running_hub
 
 from manyheads.data.translation.prepared import PreparedData
 from manyheads.extras.push.upload import CardFacts, make_card, terms_of_data
-from manyheads.extras.sources import archives, fetching, names
+from manyheads.extras.sources import fetching, names
 from manyheads.extras.sources.names import ENTRIES, Entry
 from manyheads.models.transformer.config import TransformerConfig
 
@@ -384,7 +384,7 @@ def test_bad_input(
     kind: str, site: Site, prepare: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(archives, "SPARE_BYTES", 1000)
+    monkeypatch.setattr(fetching, "SPARE_BYTES", 1000)
     site.files = {
         "/a.tsv": tsv(0, 10),
         "/bomb.zip": as_zip({"a.tsv": b"a\tb\n" * 100_000}),

@@ -13,7 +13,6 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from manyheads.cli.command_line.parsing import make_parser
 from manyheads.cli.commands.train import TrainOptions, read_arguments
 from manyheads.config.files import Source, to_plain
 from manyheads.errors import ManyHeadsError
-from manyheads.extras.inspect.commands import KINDS
+from manyheads.extras.inspect.commands import KINDS, kind_of
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.tasks import settings_resolution
 from manyheads.tasks.translation.settings import TrainConfig
@@ -38,11 +37,13 @@ PAGES = sorted(
     for path in ROOT.glob(pattern)
     if path.name != "CHANGELOG.md"  # what was, at its time
 )
-MODULES = [
+MODULES: list[Any] = [
     importlib.import_module(".".join(path.relative_to(ROOT / "src").with_suffix("").parts))
     for path in sorted((ROOT / "src/manyheads").rglob("*.py"))
-    if path.is_relative_to(ROOT / "src/manyheads/cli") or path.name == "command.py" or path.parent.name == "commands"
-]
+    if path.is_relative_to(ROOT / "src/manyheads/cli")
+    or path.name in ("command.py", "options.py")
+    or path.parent.name == "commands"
+] + [*map(kind_of, KINDS)]
 _INLINE = re.compile(r"`(manyheads [^`\n]+)`")
 _FENCE = re.compile(r"^```(?!text|python|json|yaml)\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)(?:    .*\n)+")
@@ -98,9 +99,9 @@ def arguments_of(line: str) -> Iterator[list[str]]:
             yield call[at + 1 :]
 
 
-def module_of(arguments: list[str]) -> ModuleType:
+def module_of(arguments: list[str]) -> Any:
     if arguments[0] == "inspect":
-        return importlib.import_module(f"manyheads.extras.inspect.commands.{arguments[1]}")
+        return kind_of(arguments[1])
     return main.module_of(arguments[0])
 
 

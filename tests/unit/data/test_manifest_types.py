@@ -22,11 +22,11 @@ from manyheads.data.translation.prepared import PreparedData
 from manyheads.data.translation.preparing import PairList, prepare_corpus
 from manyheads.errors import ManyHeadsError
 from manyheads.extras.classification.labelled_files import LabelledList
-from manyheads.extras.classification.prepared import LabelledData, prepare_labelled
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
+from manyheads.extras.classification.prepare import LabelledData, prepare_labelled
 from manyheads.extras.parsing.span_data import SpanData
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
+from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 
 SETTINGS = TokenizerSettings(vocab_size=300)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES, build_model
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.classification.classifier import Classifier
-from manyheads.extras.classification.model import ClassifierEnsemble
+from manyheads.extras.classification.classifier import Classifier, ClassifierEnsemble
 from manyheads.extras.parsing.parser import Parser
 from manyheads.extras.parsing.span_data import SpanBatch
 from manyheads.extras.parsing.span_parser import LEAST_PROBABILITY, SpanParserEnsemble

@@ -11,7 +11,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from manyheads.evaluation import bleu
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf, text_hints
-from manyheads.extras.research.paired import paired_scores, sentence_chrf
+from manyheads.extras.research.comparison import paired_scores, sentence_chrf
 
 TEXTS = ["Ä schöner Tag für uns alle, sagte er.", "Die Käufer müssen früh aufstehen.", "Sie ist größer als er."]
 FRENCH = ["Qui est là ?", "C'est moi : le roi !", "Je l'ai dit, et voilà."]

@@ -13,7 +13,7 @@ from sacrebleu.tokenizers import tokenizer_spm
 from manyheads.errors import ConfigError, MissingExtraError
 from manyheads.evaluation import bleu
 from manyheads.evaluation.bleu import TOKENIZERS, check_tokenizer, choose_tokenizer, corpus_bleu
-from manyheads.extras.research.paired import paired_scores
+from manyheads.extras.research.comparison import paired_scores
 
 TEXTS = {
     "en": ["I like a dog today.", "She sees the old house."],

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import build_model
-from manyheads.extras.classification.config import REFORMERS as CLASSIFIER_PRESETS
+from manyheads.extras.classification.settings import REFORMERS as CLASSIFIER_PRESETS
 from manyheads.models.reformer import config as reformer_presets
 from manyheads.models.transformer.config import PRESETS as TRANSFORMER_PRESETS
 from manyheads.models.transformer_xl.config import PRESETS as XL_PRESETS

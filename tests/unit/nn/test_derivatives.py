@@ -15,7 +15,7 @@ from torch.func import functional_call, grad, hessian, jvp, vmap
 from manyheads.catalogue import build_model
 from manyheads.data.batch import PairBatch, SegmentBatch
 from manyheads.errors import RequestError
-from manyheads.extras.parsing.chart import log_partition
+from manyheads.extras.parsing.span_parser import log_partition
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.models.transformer.config import PRESETS as TRANSFORMERS
 from manyheads.models.transformer_xl.config import PRESETS as XLS

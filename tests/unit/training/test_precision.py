@@ -19,12 +19,12 @@ from manyheads.data.language.prepared import NOVEL
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.labelled_files import Labelled, LabelledList
-from manyheads.extras.classification.prepared import prepare_labelled
+from manyheads.extras.classification.prepare import prepare_labelled
 from manyheads.extras.classification.settings import ClassificationConfig
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_task.prepare import prepare_spans
 from manyheads.extras.parsing.span_task.settings import SpanConfig
+from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.extras.planning.first_step import first_step
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.nn.kernels import policy

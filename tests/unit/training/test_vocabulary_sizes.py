@@ -14,9 +14,9 @@ from manyheads.data.translation.prepared import PreparedData, open_data
 from manyheads.data.translation.preparing import PairList
 from manyheads.errors import ConfigError
 from manyheads.evaluation.reading import Reading
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask
 from manyheads.extras.parsing.sequence_task.prepare import prepare_trees
+from manyheads.extras.parsing.tokenizer import ParsingTask
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.extras.planning.first_step import first_step
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 from manyheads.catalogue import COMMANDS, PRESETS, RUNS
 from manyheads.cli.command_line.parsing import command, make_parser
@@ -25,13 +23,11 @@ def program_parser() -> argparse.ArgumentParser:
             continue
         kinds = commands.add_parser(name, help=entry.summary).add_subparsers()
         for kind, shown in module_of(name).KINDS.items():
-            _add(kinds, kind, shown, importlib.import_module(f"{entry.module}.{kind}"))
+            _add(kinds, kind, shown, module_of(name).kind_of(kind))
     return program
 
 
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, module: ModuleType
-) -> None:
+def _add(commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str, module: Any) -> None:
     settings = list(RUNS.values()) if name == "train" else []
     pages = getattr(module, "PAGES", None) or [module.PAGE]
     parents = [make_parser(page.options, settings, complete=True) for page in pages]

@@ -1,28 +1,31 @@
 """Evaluation of a classifier on labelled texts (files, prepared data, or the data of its run): accuracy, macro F1,
-confusion matrix, likelihood, and what they depend on."""
+confusion matrix, likelihood, and what they depend on; log-probabilities of given labels.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
-from manyheads.data.lines import Progress, phase_progress
+from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.decoding.text_ids import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.classifier import Classifier
 from manyheads.extras.classification.labelled_files import Labelled, LabelledFiles, LabelledReport
-from manyheads.extras.classification.prepared import LabelledData, languages_of
+from manyheads.extras.classification.prepare import LabelledData, languages_of
 from manyheads.extras.classification.settings import TATOEBA_LANGUAGES
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.preparation import check_keys
-from manyheads.tasks.report import machine_lines, model_line, model_record
+from manyheads.tasks.report import LineWork, machine_lines, model_line, model_record
 
 if TYPE_CHECKING:
-    from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions
+    from manyheads.extras.classification.options import EvaluateOptions, LabelledOptions, ScoreOptions
 
 
 @dataclass(frozen=True)
@@ -149,3 +152,36 @@ def check_known(rows: list[Labelled], classifier: Classifier, name: str) -> list
                 " it, leave the line out, or train a model with it."
             )
     return [numbers[row.label] for row in rows]
+
+
+_BLOCK = 2048
+
+
+def score(options: ScoreOptions, progress: Progress) -> LineWork[tuple[int, str]]:
+    """Load the model. Raises: DataError: the files cannot be read, or have a label that the model does not know."""
+    report = LabelledReport()
+    rows, name = given_texts(options, report)
+    classifier = options.run_on.load(Classifier.from_pretrained, options.models.all(options.model), progress)
+    items = list(zip(check_known(rows, classifier, name), (row.text for row in rows), strict=True))
+
+    def work(first: int, some: list[tuple[int, str]]) -> Iterator[str]:
+        with naming_lines(numbered_unit(report), text=name):
+            found = classifier.log_probs(
+                [text for _, text in some],
+                max_tokens=options.max_tokens,
+                too_long=options.too_long,
+                first_number=first + 1,
+                on_progress=phase_progress(progress, "scoring", len(items), first),
+            )
+        for values, (number, _) in zip(found, some, strict=True):
+            yield f"{float(values[number]):.6f}\t{1 + int((values > values[number]).sum())}"
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        **options.models.identity(),
+        "form": (options.on_bad_utf8, options.on_empty, options.max_tokens, options.too_long),
+        "precision": classifier.precision,
+    }
+    files = [path for path in options.inputs if path is not None]
+    return LineWork(GivenItems(items, _BLOCK, files, report), work, identity, {})

@@ -19,7 +19,7 @@ from manyheads.data.batch import RowBatch, padded_rows
 from manyheads.data.sampler import by_length
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
-from manyheads.extras.classification.row_stream import RowStream
+from manyheads.extras.classification.encoders import RowStream
 
 if TYPE_CHECKING:
     from manyheads.extras.classification.settings import LabelledSettings

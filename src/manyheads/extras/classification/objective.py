@@ -1,8 +1,8 @@
-"""Learning to classify: texts with labels, judged by likelihood, accuracy and macro F1."""
+"""Learning to classify: texts with labels, judged by likelihood, accuracy and macro F1; and steps without the data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,15 @@ import torch
 from manyheads.errors import ConfigError
 from manyheads.extras.classification.classes import Confusion
 from manyheads.extras.classification.encoders import EncoderJudge, EncoderObjective, with_names
-from manyheads.extras.classification.labelled_store import LabelledStream, eval_labelled
-from manyheads.extras.classification.prepared import LabelledData, open_labelled
+from manyheads.extras.classification.labelled_store import LabelledBatch, LabelledStream, eval_labelled
+from manyheads.extras.classification.prepare import LabelledData, open_labelled
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.objective import SyntheticTokenRun
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
-    from manyheads.extras.classification.model import SequenceClassifier
+    from manyheads.extras.classification.classifier import SequenceClassifier
     from manyheads.extras.classification.settings import ClassificationConfig
 
 
@@ -109,3 +111,29 @@ def _resolve(config: ClassificationConfig, data: LabelledData) -> Classification
             + ("prepare data with the model's labels." if config.initial.model else "leave model.labels out.")
         )
     return with_names(config, data, "labels")  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SyntheticRun(SyntheticTokenRun):
+    """Texts of random ids; see `training.plan.planner.SyntheticTokenRun`."""
+
+    config: ClassificationConfig
+    unit = "texts"
+
+    def at(self, length: int) -> SyntheticRun:
+        """See `SyntheticRun.at`.
+
+        If the data determines the labels, two are assumed: the head is the smallest part of a model.
+        """
+        model = self.config.model
+        size, told = vocabulary_size(model.vocab_size, self.config.data.path, self.config.tokenizer.vocab_size)
+        known = {
+            "vocab_size": size,
+            "labels": model.labels or ("0", "1"),
+        }
+        return SyntheticRun(replace(self.config, model=replace(model, **known)), told)
+
+    def batch(self, length: int, rows: int) -> LabelledBatch:
+        model = self.config.model
+        tokens, labels = torch.randint(model.vocab_size, (rows, length)), torch.randint(len(model.labels), (rows,))
+        return LabelledBatch(tokens, torch.full((rows,), length), labels, torch.arange(rows))

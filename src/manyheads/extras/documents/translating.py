@@ -21,8 +21,7 @@ from manyheads.decoding.kept_texts import (
 from manyheads.decoding.text_ids import Hypothesis, Translation, is_degenerate, source_limit
 from manyheads.extras.constrained.forced import translate_forced
 from manyheads.extras.documents.parts import Document, Part, Text
-from manyheads.extras.documents.placing import align, place, unchanged
-from manyheads.extras.documents.sentences import Sentence, sentences_of, split_at_clauses
+from manyheads.extras.documents.placing import Sentence, align, place, sentences_of, split_at_clauses, unchanged
 from manyheads.extras.documents.terms import Terms, contains
 from manyheads.text.words import is_loose, kept_index, private, with_letters
 

@@ -23,20 +23,25 @@ from torch import Tensor, nn
 from manyheads.decoding.settings import load_settings
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture
-from manyheads.extras.exports import onnx_files as files
-from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.exports.engine import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.exports.onnx_graphs import (
     CrossProjections,
     DecoderStep,
     EncoderGraph,
+    check_size,
     graph_positions,
     logits_of,
+    package,
     prepare,
+    quantized,
+    save,
     sinusoidal,
+    traced,
+    with_source_branch,
 )
 from manyheads.extras.peers import hf_tokenizer
-from manyheads.extras.peers.holding import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.extras.peers.marian_generation import MarianIds, generation_to_peer
+from manyheads.extras.peers.peer import REFORMER, TRANSFORMER, TRANSFORMER_XL, any_of, check_held
 from manyheads.models.pretrained import load, read_config
 from manyheads.models.transformer_xl.model import distances_back
 from manyheads.nn.attention.local import LocalSelfAttention, distance_penalty
@@ -65,19 +70,19 @@ HOLDS = {
     "transformer-xl": {**TRANSFORMER_XL, "ext_len": (0,), "relative_bias": ()},
     "reformer": REFORMER,
 }
-"""See `peers.holding`, for each architecture."""
+"""See `peers.peer`, for each architecture."""
 
 
 def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     """See `extras.exports`."""
-    files.package("onnx")
+    package("onnx")
     if options.quantization:
-        files.package("onnxruntime.quantization")
+        package("onnxruntime.quantization")
     config = read_config(model)
     check_architecture("onnx", config.architecture)
     check_held("the format onnx", config, HOLDS[config.architecture], "model.")
     module: Any = load(model).eval()
-    files.check_size(module)
+    check_size(module)
     if config.architecture == "transformer":
         return write_translation(module, model, target, suffix_of(options))
     return write_language_model(module, model, target, suffix_of(options))
@@ -85,7 +90,7 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
 
 def deviation(model: Path, target: Path, sentences: list[list[int]], options: ExportOptions) -> Check:
     """See `extras.exports`. The runtime is onnxruntime, on the CPU."""
-    files.package("onnxruntime")
+    package("onnxruntime")
     module: Any = load(model).eval()
     compare = compare_translation if module.config.architecture == "transformer" else compare_language_model
     return compare(module, model, target, sentences, options)
@@ -117,7 +122,7 @@ def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
 
     # The second row is empty, so that the graph has the zeros of a query that may attend to nothing.
     ids, mask = torch.zeros(2, 5, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 0], [0] * 5])
-    encoder = files.traced(
+    encoder = traced(
         EncoderGraph(module),
         {
             "input_ids": (ids, ("batch_size", "encoder_sequence_length")),
@@ -128,7 +133,7 @@ def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
     hidden = torch.zeros(2, 5, config.d_model)
     of_source = ("batch_size", "", "encoder_sequence_length", "")
     projected = {f"present.{i}.encoder.{kind}": of_source for i in range(num_layers) for kind in ("key", "value")}
-    project = files.traced(
+    project = traced(
         CrossProjections(module),
         {"encoder_hidden_states": (hidden, ("batch_size", "encoder_sequence_length", ""))},
         projected,
@@ -145,11 +150,11 @@ def _write_graphs(module: Seq2Seq, target: Path, suffix: str) -> None:
             outputs[f"present.{i}.decoder.{kind}"] = ("batch_size", "", "total_sequence_length", "")
         for kind in ("key", "value"):
             inputs[f"present.{i}.encoder.{kind}"] = (source, of_source)
-    step = files.traced(DecoderStep(module), inputs, outputs)
+    step = traced(DecoderStep(module), inputs, outputs)
     if suffix:
-        encoder, project, step = map(files.quantized, (encoder, project, step))
-    files.save(encoder, target / "onnx" / f"encoder_model{suffix}.onnx")
-    files.save(files.with_source_branch(step, project), target / "onnx" / f"decoder_model_merged{suffix}.onnx")
+        encoder, project, step = map(quantized, (encoder, project, step))
+    save(encoder, target / "onnx" / f"encoder_model{suffix}.onnx")
+    save(with_source_branch(step, project), target / "onnx" / f"decoder_model_merged{suffix}.onnx")
 
 
 def _write_json(module: Seq2Seq, tokenizer: TranslationTokenizer, model: Path, target: Path) -> list[str]:
@@ -202,7 +207,7 @@ def open_file(path: Path, threads: int = 0) -> Any:
 
     Raises: MissingExtraError: onnxruntime is not installed.
     """
-    runtime = files.package("onnxruntime")
+    runtime = package("onnxruntime")
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
@@ -355,7 +360,7 @@ def write_language_model(module: LanguageModel, model: Path, target: Path, suffi
     else:
         notes.append("The model has no tokenizer; the graph takes ids, not text.")
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
-    files.save(files.quantized(graph) if suffix else graph, target / "onnx" / f"model{suffix}.onnx")
+    save(quantized(graph) if suffix else graph, target / "onnx" / f"model{suffix}.onnx")
     return notes
 
 
@@ -416,7 +421,7 @@ def _write_memory(module: LanguageModel) -> tuple[Any, list[str], dict[str, Any]
     for i in range(num_memories):
         inputs[f"mems.{i}"] = (memory, ("batch_size", "memory_length", ""))
         outputs[f"present_mems.{i}"] = ("batch_size", "present_memory_length", "")
-    graph = files.traced(MemoryGraph(module), inputs, outputs, num_single=1)
+    graph = traced(MemoryGraph(module), inputs, outputs, num_single=1)
     notes = []
     if attending.initial_memory == "zeros":
         notes.append(f"The first segment needs memories of {attending.memory_len} columns of zeros (initial_memory).")
@@ -491,7 +496,7 @@ def _write_reformer(module: LanguageModel) -> tuple[Any, list[str], dict[str, An
     axes = ("batch_size", "sequence_length")
     mask = torch.tensor([[1, 1, 1, 1, 0], [0] * 5])
     inputs = {"input_ids": (torch.zeros(2, 5, dtype=torch.int64), axes), "attention_mask": (mask, axes)}
-    graph = files.traced(ExactReformer(module), inputs, {"logits": (*axes, "")})
+    graph = traced(ExactReformer(module), inputs, {"logits": (*axes, "")})
     notes = []
     if "lsh" in config.kinds:
         notes.append(

@@ -16,7 +16,7 @@ import torch
 from safetensors import safe_open
 
 from manyheads.extras.exports import Check, ExportOptions, NotComparedError, check_architecture
-from manyheads.extras.exports.compare import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
+from manyheads.extras.exports.engine import LIMIT, MOST_TOKENS, never_produced, reference, tokenizer_of
 from manyheads.extras.peers.convert import write_peer
 from manyheads.installation import needing_extra
 from manyheads.models.pretrained import load, read_config

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manyheads.errors import ConfigError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture, onnx
-from manyheads.extras.exports.compare import tokenizer_of
+from manyheads.extras.exports.engine import tokenizer_of
 from manyheads.models.pretrained import read_config
 
 _NPM = "ONNXRUNTIME_NODE_INSTALL=skip npm install --prefix web-runtime @huggingface/transformers@4"

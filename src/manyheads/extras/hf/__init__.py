@@ -37,10 +37,9 @@ def register() -> None:
     _check_installed()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-    from manyheads.extras.hf.config import ManyHeadsConfig
-    from manyheads.extras.hf.language import ManyHeadsForCausalLM
+    from manyheads.extras.hf.loading import ManyHeadsConfig
+    from manyheads.extras.hf.models import ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM
     from manyheads.extras.hf.tokenizer import ManyHeadsTokenizer
-    from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM
 
     AutoConfig.register(ManyHeadsConfig.model_type, ManyHeadsConfig, exist_ok=True)
     AutoModelForCausalLM.register(ManyHeadsConfig, ManyHeadsForCausalLM, exist_ok=True)
@@ -57,9 +56,8 @@ def from_folder(path: str | Path) -> Any:
         RequestError: it is neither a language model nor a translator.
     """
     _check_installed()
-    from manyheads.extras.hf.language import ManyHeadsForCausalLM
     from manyheads.extras.hf.loading import from_folder as load
-    from manyheads.extras.hf.translation import ManyHeadsForSeq2SeqLM
+    from manyheads.extras.hf.models import ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM
 
     return load(path, (ManyHeadsForCausalLM, ManyHeadsForSeq2SeqLM))
 

@@ -14,8 +14,7 @@ from transformers.utils import logging
 
 from manyheads.catalogue import build_model
 from manyheads.errors import ConfigError, RequestError, ShapeError
-from manyheads.extras.hf.config import TASKS, ManyHeadsConfig, config_of
-from manyheads.extras.hf.loading import load_own
+from manyheads.extras.hf.loading import TASKS, ManyHeadsConfig, config_of, load_own
 from manyheads.nn.attention.observing import Attentions, by_stack, observe
 from manyheads.nn.kernels import modes, policy
 

@@ -1,19 +1,20 @@
-"""Options of `manyheads inspect`: those that several kinds have, and those of kinds with many of their own."""
+"""What the commands `inspect KIND` and `prune` share: options, also of the text on which heads are judged; pictures."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from manyheads.cli.command_line.parsing import command
 from manyheads.cli.process import echo
-from manyheads.config.checks import between, check
-from manyheads.config.options import CommandPage, Shared, argument, group, option
+from manyheads.config.checks import at_least, check
+from manyheads.config.options import CommandPage, Shared, argument, given_options, group, option
 from manyheads.decoding.options import DeviceOptions
 from manyheads.errors import ConfigError
-from manyheads.nn.smoothing import SmoothingKind
+from manyheads.evaluation.reading import BleuTokenizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,22 @@ if TYPE_CHECKING:
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.translator import Translator
 
+
+T = TypeVar("T")
 PICTURES = ("png", "svg", "pdf")
+
+
+@dataclass(frozen=True)
+class InspectCommand:
+    """A kind of `manyheads inspect`. PAGE: its options and help. run: takes the arguments, returns the exit code."""
+
+    PAGE: CommandPage[Any]
+    run: Callable[[Sequence[str]], int]
+
+
+def inspect_command(page: CommandPage[T], name: str) -> Callable[[Callable[[T], int]], InspectCommand]:
+    """Turn a function of options into the command `inspect NAME`."""
+    return lambda run: InspectCommand(page, command(page, f"inspect {name}")(run))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,158 +91,121 @@ def write_figure(figure: Figure, names: Sequence[str], *, as_json: bool = False)
         echo(save_by_name(figure, name), file=sys.stderr if as_json else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionOptions(ModelOptions):
-    """Options of `manyheads inspect attention`."""
+Order = Literal["importance", "ablation", "confidence", "random"]
+"""`importance`: by gradient, divided by the norm of the layer (Michel et al. 2019). `ablation`: by the nats that are
+lost without the head. `confidence`: by its largest weights (Voita et al. 2019). `random`: for comparison."""
 
-    target: str | None = option(
-        "The translation; without it, the model's own.", metavar="TEXT", default_is="the model's own"
-    )
-    output: tuple[str, ...] = picture_option("attention.html", ("html", *PICTURES))
-    memory: int | None = option(
-        "For a language model with memory: number of tokens at the beginning of the text that are in memory.",
-        metavar="N",
-        default_is="half of the text",
-    )
-    view: str | None = option(
-        "Attention in .png, .svg and .pdf files: encoder, decoder or cross.", metavar="NAME", default_is="the last"
-    )
-    layer: int | None = option(
-        "Layer in .png, .svg and .pdf files, counted from 1.", metavar="N", default_is="the last"
-    )
-    max_cells: int = option(
-        "Maximum number of rows and columns of a picture; of longer texts some tokens are left out.",
-        default=512,
-        metavar="N",
-    )
-
-
-ATTENTION_PAGE = CommandPage(
-    AttentionOptions,
-    """Draw the attention weights of each head of a model for a text. The default output is one HTML file that works
-offline. It shows a grid of all heads, a matrix and lines for each head, and the weights under the pointer, and it can
-save pictures. Files that end in .png, .svg or .pdf show one layer: the mean of its heads, and each of them.""",
-    (
-        'manyheads inspect attention runs/demo --text "I am hungry."',
-        'manyheads inspect attention runs/demo --text "I am hungry." --target "Ich habe Hunger." --output look.html',
-        'manyheads inspect attention runs/demo --text "I am hungry." --output a.png a.pdf --view cross --layer 2',
-        'manyheads inspect attention runs/xl-demo --text "He opened the door and went in." --memory 10',
-    ),
-)
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothingOptions:
-    """Options of `manyheads inspect smoothing`."""
+class HeadTextOptions:
+    """Text on which heads are measured; by default the validation data of the run."""
 
-    smoothing: tuple[float, ...] = option(
-        "Smoothing: the probability that is shared among tokens. The last value is also drawn as a "
-        "distribution. [0 0.1 0.4]",
-        default=(0.0, 0.1, 0.4),
-        metavar="X ...",
-        default_is="",
+    source: str | None = option(
+        "Translators: source sentences, one per line, plain or gzip.", default=None, metavar="FILE"
     )
-    kind: SmoothingKind = option(
-        "The tokens that share it: all; all but padding (without_padding); or all but padding and the "
-        "correct one (others).",
-        default="all",
+    reference: str | None = option("Their translations, line by line.", default=None, metavar="FILE")
+    text: str | None = option("Language models: a text file, plain or gzip.", default=None, metavar="FILE")
+    data: str | None = option("A folder written by prepare, or embedded data.", metavar="DATA", default_is="the run's")
+    split: Literal["test", "valid"] | None = option(
+        "Which part of the data.", default_is="valid if there is one, for BLEU test"
     )
-    vocab_size: int = option("Tokens.", default=5, metavar="N")
-    pad_id: int = option("Id of the padding token, which is never a target.", default=0, metavar="N", default_is="0")
-    targets: tuple[int, ...] = option(
-        "Ids of the correct tokens; padding gives an empty row. [2 1 0 3]",
-        default=(2, 1, 0, 3),
-        metavar="N ...",
-        default_is="",
+    pairs: int = option("Translators: maximum number of pairs to use, from the first one on.", default=200, metavar="N")
+    max_tokens: int = option(
+        "Language models: maximum number of tokens to use, from the first one on.", default=16_384, metavar="N"
     )
-    output: tuple[str, ...] = picture_option("smoothing.png")
-
-
-SMOOTHING_PAGE = CommandPage(
-    SmoothingOptions,
-    """Draw label smoothing ("Attention Is All You Need", sec. 5.4), as the Annotated Transformer plots it:
-the target distribution at some positions, and the loss as the probability of the correct token grows.""",
-    (
-        "manyheads inspect smoothing --smoothing 0 0.1 0.4",
-        "manyheads inspect smoothing --kind others --vocab-size 5 --targets 2 1 0 3 3 --output smoothing.svg",
-    ),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MasksOptions:
-    """Options of `manyheads inspect masks`."""
-
-    kinds: tuple[str, ...] = argument(
-        "One or more of padding, causal, target (causal and padding), window, memory (of a Transformer-XL) and blocks "
-        "(of a Reformer's local layers).",
-        default=(),
-        metavar="KIND ...",
-        default_is="all",
-    )
-    length: int = option("Positions.", default=8, metavar="N")
-    lengths: tuple[int, ...] = option(
-        "Number of real tokens of each row, for padding and target.",
-        default=(),
-        metavar="N ...",
-        default_is="all, and 5 of 8",
-    )
-    left: int = option("Number of keys before a query in the window.", default=2, metavar="N")
-    right: int = option("Number of keys after a query in the window.", default=0, metavar="N", default_is="0")
-    memory: int = option("Positions of the memory.", default=4, metavar="N")
-    block: int = option("Positions of a block.", default=3, metavar="N")
-    before: int = option("Number of blocks that a query sees before its own.", default=1, metavar="N")
-    after: int = option(
-        "Number of blocks that a query sees after its own; with 0, no query sees a later key.",
-        default=0,
-        metavar="N",
-        default_is="0",
-    )
-    json: bool = Shared.json("Print the masks as JSON.")
-    output: tuple[str, ...] = picture_option("masks.png")
-
-
-MASKS_PAGE = CommandPage(
-    MasksOptions,
-    """Draw masks, and print them as numbers: each row is a query, each column a key; 1 = may attend. The classes and
-layers of the models compute them.""",
-    (
-        "manyheads inspect masks",
-        "manyheads inspect masks padding target --length 10 --lengths 10 7 3",
-        "manyheads inspect masks memory blocks --memory 6 --block 4 --json --output masks.svg",
-    ),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PositionsOptions:
-    """Options of `manyheads inspect positions`."""
-
-    model: str | None = Shared.model(None)
-    d_model: int | None = option("Width, if no model is given.", metavar="N", default_is="64")
-    layout: Literal["interleaved", "halves"] | None = option(
-        "Order of sines and cosines if no model is given: interleaved as in the paper, or all sines first.",
-        default_is="interleaved",
-    )
-    length: int = option("Positions.", default=100, metavar="N")
-    features: tuple[int, ...] = option(
-        "Features drawn as curves.", default=(), metavar="N ...", default_is="four neighbours"
-    )
-    output: tuple[str, ...] = picture_option("positions.png")
+    seed: int = option("With --by random: seed of the order.", default=1, metavar="N")
 
     def __post_init__(self) -> None:
-        check(self, "--", between(1, 20_000), "length")
-        check(self, "--", between(1, 4096), "d_model")
-        if self.model is not None and (self.d_model is not None or self.layout is not None):
-            raise ConfigError("--d-model and --layout come from the model; leave them out, or leave out MODEL.")
+        check(self, "--", at_least(1), "pairs", "max_tokens")
+        check(self, "--", at_least(0), "seed")
+        if (self.source is None) != (self.reference is None):
+            raise ConfigError("--source and --reference belong together, line by line; give both or neither.")
+        files = [name for name in ("source", "text") if getattr(self, name) is not None]
+        if len(files) > 1:
+            raise ConfigError("--source is for translators and --text for language models; leave one out.")
+        if files and (others := [name for name in given_options(self) if name in ("--data", "--split")]):
+            raise ConfigError(f"--{files[0]} is the text; leave out {' and '.join(others)}.")
 
 
-POSITIONS_PAGE = CommandPage(
-    PositionsOptions,
-    """Draw position encodings: the table, and some of its features as curves, as in the Annotated Transformer. With
-MODEL, those of the model (sinusoidal or trained); without it, sinusoidal ones of a given width.""",
-    (
-        "manyheads inspect positions --d-model 20 --length 100 --features 4 5 6 7",
-        "manyheads inspect positions runs/demo --length 64 --output positions.svg",
-    ),
-)
+def _check_seed(orders: Sequence[Order], text: HeadTextOptions) -> None:
+    if "random" not in orders and "--seed" in given_options(text):
+        raise ConfigError(f"--seed is for --by random, but heads are ordered by {', '.join(orders)}; leave it out.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurveOptions:
+    """Options of `manyheads inspect pruning`, without those of the picture."""
+
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
+    share: tuple[float, ...] = option(
+        "Shares of the heads that are pruned, from 0 to 1.",
+        default=tuple(tenths / 10 for tenths in range(11)),
+        metavar="X ...",
+        default_is="0 0.1 ... 1",
+    )
+    by: tuple[Order, ...] = option(
+        f"Orders of pruning, a curve each: {', '.join(ORDERS)}.", default=("importance",), metavar="ORDER ..."
+    )
+    judge_pairs: int = option("Translators: pairs on which BLEU is measured.", default=1000, metavar="N")
+    judge_tokens: int = option("Language models: tokens on which perplexity is measured.", default=65_536, metavar="N")
+    num_beams: int | None = option(
+        "Beam width of the search; 1 is greedy search, which is faster.", metavar="N", default_is="the model's"
+    )
+    tokenize: BleuTokenizer = option(
+        "BLEU's tokenizer; none if the text is already tokenized; auto: the target language's.", default="auto"
+    )
+    record: str | None = option(
+        "JSON Lines file with the points; points that it contains are not computed again.",
+        metavar="FILE",
+        default_is="the picture's name with .jsonl",
+    )
+    text: HeadTextOptions = group(HeadTextOptions)
+
+    def __post_init__(self) -> None:
+        check(self, "--", at_least(1), "judge_pairs", "judge_tokens", "num_beams")
+        if not self.by:
+            raise ConfigError(f"--by {' '.join(self.by)}: give one or more of {', '.join(ORDERS)}.")
+        _check_seed(self.by, self.text)
+        if not self.share or not all(0 <= share <= 1 for share in self.share):
+            raise ConfigError(f"--share {' '.join(f'{one:g}' for one in self.share)}: give shares from 0 to 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneOptions:
+    """Options of `manyheads prune`."""
+
+    model: str = argument("A model folder or a run folder: a transformer or a transformer-xl.", metavar="MODEL")
+    output: str = option("The model folder to write.", metavar="DIR", aliases=("-o",))
+    heads: tuple[str, ...] = option(
+        "Heads to remove, counted from 0: encoder.0.self:1,3 are heads 1 and 3 of the encoder's layer 0. Each layer"
+        " keeps at least one.",
+        default=(),
+        metavar="HEADS ...",
+        default_is="none",
+    )
+    share: float | None = option(
+        "Or remove this share of all heads, from 0 to 1; the least important ones are removed.",
+        default=None,
+        metavar="X",
+    )
+    by: Order = option(
+        "With --share: the measure of a head's importance; see `manyheads inspect heads`.", default="importance"
+    )
+    replace: bool = option("Replace an existing model folder.", default=False)
+    text: HeadTextOptions = group(HeadTextOptions)
+
+    def __post_init__(self) -> None:
+        if bool(self.heads) == (self.share is not None):
+            raise ConfigError("say which heads to remove: --heads HEADS ..., or --share X; one of the two.")
+        unused = [name for name in given_options(self, self.text) if name == "--by" or name in given_options(self.text)]
+        if self.heads and unused:
+            raise ConfigError(f"--heads names the heads, so no text is read; leave out {', '.join(unused)}.")
+        if not self.heads:
+            _check_seed((self.by,), self.text)
+        unread = [name for name in given_options(self.text) if name != "--seed"]
+        if self.by == "random" and unread:
+            raise ConfigError(f"--by random reads no text; leave out {', '.join(unread)}.")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise ConfigError(f"--share is {self.share:g}; give the share to remove, above 0 and up to 1.")

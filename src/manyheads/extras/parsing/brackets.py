@@ -20,12 +20,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.errors import DataError
-from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, TRACE, category
-from manyheads.extras.parsing.trees import Leaf, Node, escape, leaves_of, parse_tree
+from manyheads.extras.parsing.trees import (
+    OUTER_LABELS,
+    SLOT,
+    TRACE,
+    Leaf,
+    Node,
+    category,
+    escape,
+    leaves_of,
+    parse_tree,
+)
 from manyheads.text.words import words_of
 
 if TYPE_CHECKING:
-    from manyheads.extras.parsing.parsing_task import ParsingTask
+    from manyheads.extras.parsing.tokenizer import ParsingTask
 
 PUNCTUATION = frozenset({",", ":", "``", "''", "."})
 EQUAL_LABELS = {"PRT": "ADVP"}

@@ -17,7 +17,7 @@ from manyheads.extras.parsing.trees import MAX_DEPTH
 
 if TYPE_CHECKING:
     from manyheads.decoding.search_problem import SentenceGrammar
-    from manyheads.extras.parsing.bracketing import ParsingSettings
+    from manyheads.extras.parsing.trees import ParsingSettings
     from manyheads.text.tokenizer import Tokenizer
 
 _PIECE, _OPEN, _CLOSE, _PLACE = range(4)

@@ -15,8 +15,6 @@ from manyheads.decoding.text_ids import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError, refuse_nan
 from manyheads.extras.classification.encoder_with_head import RunsEncoder
-from manyheads.extras.parsing.bracketing import ParsingSettings, Restored
-from manyheads.extras.parsing.chart import best_splits, tree_spans
 from manyheads.extras.parsing.span_data import (
     SpanBatch,
     SpanRow,
@@ -27,10 +25,10 @@ from manyheads.extras.parsing.span_data import (
     tree_of,
     word_pieces,
 )
-from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble
+from manyheads.extras.parsing.span_parser import SpanParser, SpanParserEnsemble, best_splits, tree_spans
 from manyheads.extras.parsing.span_task.settings import MOST_WORDS
 from manyheads.extras.parsing.tokenizer import task_of
-from manyheads.extras.parsing.trees import Node, parse_tree
+from manyheads.extras.parsing.trees import Node, ParsingSettings, Restored, parse_tree
 from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 from manyheads.text.words import words_of
@@ -38,7 +36,7 @@ from manyheads.text.words import words_of
 if TYPE_CHECKING:
     from manyheads.decoding.model_runner import Precision
     from manyheads.decoding.settings import DecodingOverrides
-    from manyheads.extras.parsing.parsing_task import ParsingTask
+    from manyheads.extras.parsing.tokenizer import ParsingTask
 
 BATCH_WORDS = 1024
 """Words of a batch, padding included."""

@@ -36,9 +36,8 @@ from manyheads.data.prepared_folder import (
 from manyheads.data.sampler import by_length
 from manyheads.data.store import SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError
-from manyheads.extras.classification.row_stream import RowStream
-from manyheads.extras.parsing.bracketing import ParsingSettings, normal_form
-from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, escape, unescape
+from manyheads.extras.classification.encoders import RowStream
+from manyheads.extras.parsing.trees import MAX_DEPTH, Leaf, Node, ParsingSettings, escape, normal_form, unescape
 from manyheads.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

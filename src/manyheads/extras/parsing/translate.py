@@ -18,9 +18,8 @@ from manyheads.decoding.text_ids import Translation, one_line
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError
-from manyheads.extras.parsing.bracketing import repairs_line
 from manyheads.extras.parsing.parser import ChartParser, Parser
-from manyheads.extras.parsing.trees import format_tree
+from manyheads.extras.parsing.trees import format_tree, repairs_line
 from manyheads.nn.kernels.policy import lines_together
 from manyheads.tasks.report import LineWork
 from manyheads.text.words import words_of

@@ -17,7 +17,7 @@ from manyheads.catalogue import PEERS
 __all__ = ["FORMATS", "PEERS", "Format"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Format:
     """A peer's model folder, which `manyheads convert` reads and writes.
 
@@ -36,74 +36,50 @@ class Format:
 
 FORMATS: Mapping[str, Format] = {
     "transformers/Marian": Format(
-        architecture="transformer",
-        description="OPUS-MT, with its tokenizer and generation options; needs the extra spm",
-        model_type="marian",
+        "transformer", "OPUS-MT, with its tokenizer and generation options; needs the extra spm", model_type="marian"
     ),
-    "transformers/Pegasus": Format(
-        architecture="transformer",
-        description="pre-norm models",
-        model_type="pegasus",
-    ),
+    "transformers/Pegasus": Format("transformer", "pre-norm models", model_type="pegasus"),
     "annotated-transformer": Format(
-        architecture="transformer",
-        description="with vocab_src.txt and vocab_tgt.txt; without them the model translates ids",
+        "transformer",
+        "with vocab_src.txt and vocab_tgt.txt; without them the model translates ids",
         options=frozenset(("src_vocab", "tgt_vocab")),
     ),
     "torch/Transformer": Format(
-        architecture="transformer",
-        description="--to only: encoder and decoder, without embeddings and output layer",
-        is_read=False,
+        "transformer", "--to only: encoder and decoder, without embeddings and output layer", is_read=False
     ),
-    "transformers/TransfoXL": Format(
-        architecture="transformer-xl",
-        description="weights only",
-        model_type="transfo-xl",
-    ),
-    "transformers/Reformer": Format(
-        architecture="reformer",
-        description="weights only",
-        model_type="reformer",
-    ),
-    "transformers/GPT2": Format(
-        architecture="decoder",
-        description="weights only; the model reads and writes ids",
-        model_type="gpt2",
-    ),
+    "transformers/TransfoXL": Format("transformer-xl", "weights only", model_type="transfo-xl"),
+    "transformers/Reformer": Format("reformer", "weights only", model_type="reformer"),
+    "transformers/GPT2": Format("decoder", "weights only; the model reads and writes ids", model_type="gpt2"),
     "karpathy/nanoGPT": Format(
-        architecture="decoder",
-        description="weights only; its ckpt.pt needs --from-pickle",
-        options=frozenset(("block_size", "n_embd")),
+        "decoder", "weights only; its ckpt.pt needs --from-pickle", options=frozenset(("block_size", "n_embd"))
     ),
     "kimiyoung/TransformerXL": Format(
-        architecture="transformer-xl",
-        description="the original code, weights only; its model.pt needs --from-pickle",
+        "transformer-xl",
+        "the original code, weights only; its model.pt needs --from-pickle",
         options=frozenset(("n_token", "n_layer")),
     ),
     "tf/Transformer-XL": Format(
-        architecture="transformer-xl",
-        description="--from only: the original TensorFlow code; a checkpoint and corpus-info.json, with --from-pickle"
+        "transformer-xl",
+        "--from only: the original TensorFlow code; a checkpoint and corpus-info.json, with --from-pickle"
         " also the vocabulary in cache.pkl",
         is_written=False,
     ),
     "fairseq/Transformer": Format(
-        architecture="transformer",
-        description="--from only: a checkpoint with --from-pickle, dict.LANG.txt and a sentencepiece model",
+        "transformer",
+        "--from only: a checkpoint with --from-pickle, dict.LANG.txt and a sentencepiece model",
         is_written=False,
     ),
     "opennmt-py/Transformer": Format(
-        architecture="transformer",
-        description="--from only: a checkpoint with --from-pickle, weights only",
-        is_written=False,
+        "transformer", "--from only: a checkpoint with --from-pickle, weights only", is_written=False
     ),
     "joeynmt/Transformer": Format(
-        architecture="transformer",
-        description="--from only: config.yaml, a checkpoint with --from-pickle, vocabularies, a sentencepiece model",
+        "transformer",
+        "--from only: config.yaml, a checkpoint with --from-pickle, vocabularies, a sentencepiece model",
         is_written=False,
     ),
     "marian-nmt": Format(
-        architecture="transformer",
-        description="--from only: Marian's own files, .npz, decoder.yml, vocab.yml or .spm; needs manyheads[spm]",
+        "transformer",
+        "--from only: Marian's own files, .npz, decoder.yml, vocab.yml or .spm; needs manyheads[spm]",
         is_written=False,
     ),
 }

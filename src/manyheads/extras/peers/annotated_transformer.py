@@ -16,15 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.holding import TRANSFORMER, Holds
-from manyheads.extras.peers.peer import Options, Peer, decode, encode, require, uniform_when_empty
+from manyheads.extras.peers.peer import TRANSFORMER, Holds, Options, Peer, decode, encode, require, uniform_when_empty
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.attention.settings import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 from manyheads.training.optim.schedule import noam
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.models.composites import Seq2Seq
 
 

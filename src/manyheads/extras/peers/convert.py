@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -30,13 +30,9 @@ from manyheads.checkpoint.format import write_tensors
 from manyheads.config.files import to_json
 from manyheads.decoding.settings import DecodingSettings, load_settings
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers import FORMATS, PEERS, marian_folder
-from manyheads.extras.peers.kimiyoung_transformer_xl import options_of_module
+from manyheads.extras.peers import FORMATS, PEERS
 from manyheads.extras.peers.legacy_pickle import Saved, read_saved
-from manyheads.extras.peers.marian import Marian, Pegasus, fitted
-from manyheads.extras.peers.marian_nmt import is_marian_folder, read_folder
 from manyheads.extras.peers.marian_tokenizer import MarianOptions, MarianTokenizer
-from manyheads.extras.peers.reformer import HFReformer
 from manyheads.extras.peers.tensorflow import find_prefix, read_checkpoint, verifies_data
 from manyheads.extras.peers.tf_transformer_xl import (
     CACHE,
@@ -48,12 +44,10 @@ from manyheads.extras.peers.tf_transformer_xl import (
     read_corpus_files,
 )
 from manyheads.extras.peers.toolkits import options_of_folder
-from manyheads.extras.peers.xl_weights import notes_of_export
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object
 from manyheads.installation import install_command
-from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.pretrained import (
     data_notice,
     load,
@@ -69,6 +63,7 @@ from manyheads.text.word_sides import WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel, Seq2Seq
     from manyheads.text.sides import TranslationTokenizer
 
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
@@ -203,17 +198,12 @@ def _read_word_sides(folder: Path, config: Mapping[str, Any], sizes: tuple[int, 
     return WordSides(words[0], words[1], special)
 
 
-TORCH, OFFICIAL_XL = "torch/Transformer", "kimiyoung/TransformerXL"
-SEQUENCE_MODELS: dict[str, type[Marian]] = {"transformers/Marian": Marian, "transformers/Pegasus": Pegasus}
-TRANSFO_XL = "transformers/TransfoXL"
-FIRST_MEMORIES = {TRANSFO_XL: "zeros", OFFICIAL_XL: "empty"}
-TENSORFLOW_XL, REFORMER, MARIAN_NMT = "tf/Transformer-XL", "transformers/Reformer", "marian-nmt"
-NANOGPT = "karpathy/nanoGPT"
+SEQUENCE_MODELS = ("transformers/Marian", "transformers/Pegasus")
+TENSORFLOW_XL, MARIAN_NMT = "tf/Transformer-XL", "marian-nmt"
 PEER_FILE = "peer.json"
 TEST_TEXT = "test.txt"
 ANNOTATED, WORD_FILES = "annotated-transformer", ("vocab_src.txt", "vocab_tgt.txt")
-_OFFICIAL_PICKLE = "model.pt"
-_FIRST_PICKLES = ("pytorch_model.bin", _OFFICIAL_PICKLE, "best.ckpt", "checkpoint_best.pt")  # of several
+_FIRST_PICKLES = ("pytorch_model.bin", "model.pt", "best.ckpt", "checkpoint_best.pt")  # of several
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -234,12 +224,9 @@ def guess_peer(folder: Path) -> str:
 
     Raises: ModelFileError: there is no such file, or it does not name a known peer.
     """
-    if not (folder / "config.json").exists() and (folder / _OFFICIAL_PICKLE).is_file():
-        return OFFICIAL_XL
-    if find_checkpoint(folder) is not None:
-        return TENSORFLOW_XL
-    if is_marian_folder(folder):
-        return MARIAN_NMT
+    for peer in FORMATS:
+        if PEERS[peer].is_folder(folder):
+            return peer
     config = _read_object(folder / "config.json")
     if "format_version" in config:
         raise ModelFileError(f"{folder} is a model of manyheads already; to convert it back, use --to PEER.")
@@ -276,7 +263,7 @@ def import_folder(
     tokenizer: TranslationTokenizer | SymbolVocabulary | None = None
     settings: DecodingSettings | None = None
     if peer == MARIAN_NMT:
-        marian = read_folder(source)
+        marian = PEERS[peer].read_folder(source)
         config, weights = {"model": marian.options}, marian.weights
         tokenizer, settings, notes = marian.tokenizer, marian.settings, marian.notes
     elif peer == TENSORFLOW_XL:
@@ -296,24 +283,18 @@ def import_folder(
     if peer == MARIAN_NMT:
         next_command = _translation(output, marian.tokenizer)
     if peer in SEQUENCE_MODELS:
-        files = marian_folder.read(SEQUENCE_MODELS[peer], source, config, model.config)
+        files = PEERS[peer].read_files(source, config, model.config)
         tokenizer, settings = files.tokenizer, files.settings
         notes += files.notes
         kept["generation"] = files.generation
-        next_command = _translation(output, tokenizer)
+        next_command = _translation(output, files.tokenizer)
     if peer == TENSORFLOW_XL and from_pickle:
         corpus = read_corpus_files(find_beside(source, CACHE), model.config.vocab_size)
         tokenizer = corpus.vocabulary
         notes += corpus.notes
         more = {} if corpus.test is None else {TEST_TEXT: corpus.test}
         next_command = _evaluation(output, config, corpus)
-    if peer == REFORMER:
-        notes += HFReformer.notes_of(config)
-    if peer == TRANSFO_XL and model.config.norm_position == "pre" and model.config.memory_len:
-        notes.append(
-            "With pre_lnorm the peer attends to a memory of zeros before the first segment, the converted model to"
-            " none, so it says something else at the start of a text."
-        )
+    notes += PEERS[peer].notes_of_import(config, model.config)
     if peer in TRAINED_BY:
         sizes = model.config.source_vocab_size, model.config.target_vocab_size
         tokenizer = read_tokenizer(peer, source, config["model"], sizes, notes)
@@ -382,13 +363,11 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
     notes: list[str] = []
     if not translates and has_tokenizer(source):
         notes.append(f"The vocabulary was left out; {peer} has no file for it.")
-    if peer in SEQUENCE_MODELS:
-        model = fitted(cast(Seq2Seq, model))
-    config, weights = PEERS[peer].to_peer(model.body if peer == TORCH else model)
+    config, weights = PEERS[peer].to_peer(PEERS[peer].form_of(model))
     files: Mapping[str, bytes] = {}
     if peer in SEQUENCE_MODELS:
-        exported = marian_folder.export(
-            SEQUENCE_MODELS[peer], config["model"], load_settings(source), tokenizer, kept, read_config(source)
+        exported = PEERS[peer].export_files(
+            config["model"], load_settings(source), tokenizer, kept, read_config(source)
         )
         config, files, notes = exported.config, exported.files, exported.notes
     elif FORMATS[peer].model_type:
@@ -400,18 +379,13 @@ def write_peer(source: Path, folder: Path, peer: str) -> Conversion:
         config = {**known, **before, **config["model"]}
         if before.get("hash_seed", 0) is None and config.get("hash_seed") == 0:
             config["hash_seed"] = None  # the peer's default, for which import chose the seed 0
-        elif peer == REFORMER:
-            notes += HFReformer.notes_of_export(model.config)
     elif tokenizer is not None:
         writer = tokenizer.target
         config |= {"pad": writer.pad_id}
         if peer == ANNOTATED:
             config |= {"start_symbol": writer.bos_id, "end_symbol": writer.eos_id}
             files = _word_files(tokenizer)
-    if peer in FIRST_MEMORIES:
-        notes += notes_of_export(model.config, FIRST_MEMORIES[peer])
-    if peer == TORCH:
-        notes.append("torch.nn.Transformer has no embeddings and no output layer, so these were left out.")
+    notes += PEERS[peer].notes_of_export(model.config)
     write_tensors(folder / "model.safetensors", weights)
     (folder / "config.json").write_text(to_json(config), encoding="utf-8")
     for name, content in files.items():
@@ -433,10 +407,9 @@ def _read_config(source: Path, peer: str, saved: Saved) -> dict[str, Any]:
     with its options beside it.
     """
     if not (source / "config.json").exists():
-        if peer == OFFICIAL_XL and saved.settings:
-            return {"model": options_of_module(saved.settings, saved.tensors)}
-        if peer == NANOGPT and saved.options:
-            return {"model": {name.removeprefix("model_args."): value for name, value in saved.options.items()}}
+        options = PEERS[peer].options_of_saved(saved)
+        if options is not None:
+            return {"model": options}
     config = _read_object(source / "config.json")
     if FORMATS[peer].model_type:
         return {"model": config}  # a config.json of transformers consists of the options

@@ -19,9 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ModelFileError, RequestError
-from manyheads.extras.peers.layout import Layout, nested
 from manyheads.extras.peers.one_head import AdditiveAttention, DotProductAttention
-from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, uniform_when_empty, weights_by_part
+from manyheads.extras.peers.peer import (
+    Layout,
+    Options,
+    Parts,
+    Peer,
+    nested,
+    own_heads,
+    require,
+    uniform_when_empty,
+    weights_by_part,
+)
 from manyheads.nn.attention.masks import Dense, Lengths
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.kernels.attention import masked_softmax

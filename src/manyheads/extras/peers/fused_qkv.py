@@ -14,9 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import RequestError
-from manyheads.extras.peers.layout import Layout, Rule
 from manyheads.extras.peers.one_head import DotProductAttention
-from manyheads.extras.peers.peer import Options, Peer, own_heads, read_options, require, uniform_when_empty
+from manyheads.extras.peers.peer import (
+    Layout,
+    Options,
+    Peer,
+    Rule,
+    own_heads,
+    read_options,
+    require,
+    uniform_when_empty,
+)
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 
 

@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyheads.errors import ConfigError
-from manyheads.extras.peers.holding import Holds, any_of
-from manyheads.extras.peers.layout import Layout, transposed
-from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.extras.peers.peer import Holds, Layout, Options, Peer, any_of, require, transposed
 from manyheads.models.decoder.config import DecoderConfig
 
 if TYPE_CHECKING:
+    from manyheads.extras.peers.legacy_pickle import Saved
     from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {
@@ -191,6 +190,10 @@ class NanoGPT(GPT2):
             attention_dropout=options["dropout"],
             activation="gelu",
         )
+
+    @classmethod
+    def options_of_saved(cls, saved: Saved) -> dict[str, Any] | None:
+        return {name.removeprefix("model_args."): value for name, value in saved.options.items()} or None
 
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:

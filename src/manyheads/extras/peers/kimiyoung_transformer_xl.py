@@ -19,13 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, ModelFileError
-from manyheads.extras.peers.holding import TRANSFORMER_XL, Holds
-from manyheads.extras.peers.layout import Layout, Rule, flipped, stacked
-from manyheads.extras.peers.peer import Options, Peer, require
-from manyheads.extras.peers.xl_weights import (
+from manyheads.extras.peers.peer import TRANSFORMER_XL, Holds, Layout, Options, Peer, Rule, flipped, require, stacked
+from manyheads.extras.peers.transfo_xl import (
     HEAD,
     by_cluster,
     layout_of_body,
+    notes_of_export,
     num_segments,
     options_of_sizes,
     sizes_of,
@@ -37,6 +36,9 @@ from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.nn.heads.linear import LinearHead, LogUniformCandidates
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from manyheads.extras.peers.legacy_pickle import Saved
     from manyheads.models.composites import LanguageModel
 
 _KINDS: tuple[AttentionKind, ...] = ("relative", "relative_learned", "absolute", "absolute_learned")
@@ -122,6 +124,18 @@ class OfficialTransformerXL(Peer):
         }
         clusters = {"crit.cluster_*": flipped("head.cluster_*")}
         return {**layout_of_body(config), **HEAD, **clusters, **biases[config.attention]}
+
+    @classmethod
+    def is_folder(cls, folder: Path) -> bool:
+        return not (folder / "config.json").exists() and (folder / "model.pt").is_file()
+
+    @classmethod
+    def options_of_saved(cls, saved: Saved) -> dict[str, Any] | None:
+        return options_of_module(saved.settings, saved.tensors) if saved.settings else None
+
+    @classmethod
+    def notes_of_export(cls, config: TransformerXLConfig) -> list[str]:
+        return notes_of_export(config, "empty")
 
     @classmethod
     def describe(cls, module: LanguageModel) -> dict[str, Any]:

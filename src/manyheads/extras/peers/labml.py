@@ -20,8 +20,17 @@ from torch import Tensor
 
 from manyheads.errors import ModelFileError
 from manyheads.extras.peers.conventions import from_sequence_first
-from manyheads.extras.peers.layout import Layout, flipped, nested
-from manyheads.extras.peers.peer import Options, Parts, Peer, own_heads, require, weights_by_part
+from manyheads.extras.peers.peer import (
+    Layout,
+    Options,
+    Parts,
+    Peer,
+    flipped,
+    nested,
+    own_heads,
+    require,
+    weights_by_part,
+)
 from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention, split_heads
 from manyheads.nn.attention.relative import LearnedRelativeAttention
 

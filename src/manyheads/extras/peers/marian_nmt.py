@@ -37,8 +37,8 @@ from manyheads.config.build import build
 from manyheads.config.files import MAX_BYTES, load_yaml, parse_yaml
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers.layout import Layout, Rule, transposed
 from manyheads.extras.peers.marian_tokenizer import MAX_PIECES, MarianOptions, MarianTokenizer
+from manyheads.extras.peers.peer import Layout, Rule, transposed
 from manyheads.extras.peers.toolkits import PlainTransformer, tie_of
 from manyheads.files.safe_open import open_regular, read_limited
 from manyheads.installation import needing_extra
@@ -112,6 +112,28 @@ class MarianNmt(PlainTransformer):
         "lemma-dim-emb": (0,),
         "input-types": ([], ["sequence", "sequence"]),
     }
+
+    @classmethod
+    def is_folder(cls, folder: Path) -> bool:
+        return bool(_models(folder)) and not (folder / "config.json").exists()
+
+    @classmethod
+    def read_folder(cls, folder: Path) -> MarianFolder:
+        """Read weights, options, vocabularies and the options of the search.
+
+        Raises: ModelFileError, ConfigError, DataError: a file is missing or damaged, or asks for what we do not have.
+            MissingExtraError: sentencepiece is not installed.
+        """
+        notes: list[str] = []
+        found = _only(sorted(folder.glob("*decoder.yml")), folder, "*decoder.yml", first="decoder.yml")
+        decoder = load_yaml(found).values if found else {}
+        if found is None:
+            notes.append(
+                "There is no decoder.yml, so the search has the defaults of marian-decoder: 12 beams, no penalty."
+            )
+        options, weights = read_npz(_model_file(folder, decoder))
+        tokenizer, unknown = _read_tokenizer(folder, _vocabularies(folder, decoder), _rows(weights), notes)
+        return MarianFolder(options, weights, tokenizer, _settings(decoder, unknown, notes), notes)
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,29 +285,6 @@ class MarianFolder:
     tokenizer: MarianTokenizer | None
     settings: DecodingSettings
     notes: list[str] = field(default_factory=list)
-
-
-def is_marian_folder(folder: Path) -> bool:
-    """Tell whether a folder without config.json holds Marian's files."""
-    return bool(_models(folder)) and not (folder / "config.json").exists()
-
-
-def read_folder(folder: Path) -> MarianFolder:
-    """Read weights, options, vocabularies and the options of the search.
-
-    Raises: ModelFileError, ConfigError, DataError: a file is missing or damaged, or asks for what we do not have.
-        MissingExtraError: sentencepiece is not installed.
-    """
-    notes: list[str] = []
-    found = _only(sorted(folder.glob("*decoder.yml")), folder, "*decoder.yml", first="decoder.yml")
-    decoder = load_yaml(found).values if found else {}
-    if found is None:
-        notes.append("There is no decoder.yml, so the search has the defaults of marian-decoder: 12 beams, no penalty.")
-    model = _model_file(folder, decoder)
-    options, weights = read_npz(model)
-    rows = _rows(weights)
-    tokenizer, unknown = _read_tokenizer(folder, _vocabularies(folder, decoder), rows, notes)
-    return MarianFolder(options, weights, tokenizer, _settings(decoder, unknown, notes), notes)
 
 
 def _models(folder: Path) -> list[Path]:

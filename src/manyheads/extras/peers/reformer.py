@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import ConfigError, ModelFileError, RequestError
-from manyheads.extras.peers.holding import REFORMER, Holds
-from manyheads.extras.peers.peer import Options, Peer, require
+from manyheads.extras.peers.peer import REFORMER, Holds, Options, Peer, require
 from manyheads.models.reformer.config import ReformerConfig
 from manyheads.models.reformer.model import Call, Reformer, ReformerLayer
 from manyheads.nn.attention.lsh_hash import near_pairs
 from manyheads.nn.attention.observing import observe
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.models.composites import LanguageModel
 
 _ACTIVATIONS = {
@@ -208,10 +207,9 @@ class HFReformer(Peer):
             options |= {"axial_pos_shape": list(shape), "axial_pos_embds_dim": list(dims)}
         return options
 
-    @staticmethod
-    def notes_of(options: Mapping[str, Any]) -> list[str]:
-        """Return a sentence for each reason for which a converted model's logits can differ from the peer's."""
-        chosen = HFReformer.read({"model": options})
+    @classmethod
+    def notes_of_import(cls, options: Mapping[str, Any], config: Any) -> list[str]:
+        chosen = cls.read({"model": options})
         if "lsh" not in chosen["attn_layers"]:
             return []
         notes = []
@@ -236,9 +234,8 @@ class HFReformer(Peer):
             notes.append(f"In a sequence of up to {length} tokens, a token that sees no other {fault}")
         return notes
 
-    @staticmethod
-    def notes_of_export(config: ReformerConfig) -> list[str]:
-        """Return a sentence for each reason for which the peer's logits can differ from the exported model's."""
+    @classmethod
+    def notes_of_export(cls, config: ReformerConfig) -> list[str]:
         settings = {"shared_rotations": config.shared_rotations, "pad_to_chunks": config.pad_to_chunks}
         off = [f"model.{name}" for name, value in settings.items() if not value]
         if not off or "lsh" not in config.kinds:

@@ -24,7 +24,7 @@ from manyheads.nn.attention.lsh_hash import keys_of, near_pairs
 from manyheads.nn.attention.multi_head import merge_heads, split_heads
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
 
 _ATTENTION: dict[str, Any] = {
     "dropout": 0.0,

@@ -22,10 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.errors import ConfigError, DataError, ModelFileError
-from manyheads.extras.peers.layout import Layout, stacked, transposed
 from manyheads.extras.peers.legacy_pickle import Corpus, read_corpus
-from manyheads.extras.peers.peer import Options, Peer
-from manyheads.extras.peers.xl_weights import num_segments, sizes_of, tied_projections
+from manyheads.extras.peers.peer import Layout, Options, Peer, stacked, transposed
+from manyheads.extras.peers.transfo_xl import num_segments, sizes_of, tied_projections
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.word_vocabulary import Form, Lines, SymbolVocabulary
 
@@ -97,6 +96,10 @@ class TensorFlowXL(Peer):
         f"{_LAYER}/ff/layer_{{1,2}}/bias": "body.layers.*.feed_forward.{in,out}_proj.bias",
     }
     """The names of all models; `layout_of` chooses those of one."""
+
+    @classmethod
+    def is_folder(cls, folder: Path) -> bool:
+        return find_checkpoint(folder) is not None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.positions import sinusoidal_table
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.models.composites import Seq2Seq
 
 ACTIVATIONS = {

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import ConfigError, RequestError
-from manyheads.extras.peers.holding import TRANSFORMER, Holds
-from manyheads.extras.peers.peer import Options, Peer, own_heads, require
+from manyheads.extras.peers.peer import TRANSFORMER, Holds, Options, Peer, own_heads, require
 from manyheads.extras.peers.torch_compatible import TorchMultiheadAttention, mask_of_torch
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.models.transformer.model import Decoder, Encoder
@@ -18,7 +17,7 @@ from manyheads.nn.attention.multi_head import PROJECTIONS, MultiHeadAttention
 from manyheads.nn.attention.settings import DotProductAttentionConfig
 
 if TYPE_CHECKING:
-    from manyheads.extras.peers.layout import Layout
+    from manyheads.extras.peers.peer import Layout
     from manyheads.nn.attention.masks import Mask
 
 
@@ -200,6 +199,14 @@ class TorchTransformer(Peer):
         "decoder.layers.*.norm{1,2,3}.*": "decoder.layers.*.{self_attn,cross_attn,feed_forward}_residual.norm.*",
         "*.norm.*": "*.norm.*",
     }
+
+    @classmethod
+    def form_of(cls, model: Any) -> Any:
+        return model.body
+
+    @classmethod
+    def notes_of_export(cls, config: Any) -> list[str]:
+        return ["torch.nn.Transformer has no embeddings and no output layer, so these were left out."]
 
     @classmethod
     def build(cls, options: Mapping[str, Any], weights: Mapping[str, Tensor]) -> EncoderDecoder:

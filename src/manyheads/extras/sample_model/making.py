@@ -23,7 +23,7 @@ from manyheads.data.corpora import NOTICES, load_tatoeba
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
-from manyheads.extras.sample_model.packaged import FOLDER
+from manyheads.extras.sample_model.command import FOLDER
 from manyheads.files.verify import read_object
 from manyheads.models.pretrained import WEIGHTS, save_pretrained, table_cell, usage_example
 from manyheads.tasks.translation.settings import TrainConfig

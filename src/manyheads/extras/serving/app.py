@@ -20,9 +20,8 @@ from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from manyheads import __version__
+from manyheads.catalogue import Table
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, MissingExtraError, RequestError
-from manyheads.extras.serving.api import deepl, documents, glossaries, libretranslate, openai
-from manyheads.extras.serving.api.native import routes as native
 from manyheads.extras.serving.api.native.translation import TranslateBody, TranslateJob
 from manyheads.extras.serving.guard import Guard
 from manyheads.extras.serving.refusals import Refusal, error_body, status_of, told
@@ -36,6 +35,19 @@ FILES = {
     "/static/style.css": ("style.css", "text/css; charset=utf-8"),
 }
 """Path -> (name in the package, type). Nothing else is ever read."""
+_API = "manyheads.extras.serving.api"
+PROTOCOLS: Table[Callable[[Service], APIRouter]] = Table(
+    "protocol",
+    {
+        "native": f"{_API}.native.routes:router",
+        "openai": f"{_API}.openai:router",
+        "libretranslate": f"{_API}.libretranslate:router",
+        "deepl": f"{_API}.deepl:router",
+        "glossaries": f"{_API}.glossaries:router",
+        "documents": f"{_API}.documents:router",
+    },
+)
+"""What clients speak, by name: a function from the service to its routes; plug-ins add entries."""
 
 
 def operations(service: Service) -> APIRouter:
@@ -206,8 +218,8 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     )
     app.state.service = service
     app.include_router(operations(service), responses=_ERRORS)
-    for protocol in (native, openai, libretranslate, deepl, glossaries, documents):
-        app.include_router(protocol.router(service), responses=_ERRORS)
+    for router in PROTOCOLS.values():
+        app.include_router(router(service), responses=_ERRORS)
     errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable,
               MissingExtraError: _unusable}  # fmt: skip
     app.add_middleware(Direct, service=service, errors=errors)  # within the guard

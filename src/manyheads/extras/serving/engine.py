@@ -11,26 +11,85 @@ have run for the shortest time. They keep their states; `_room` bounds how many 
 
 A row that finishes is reported at once. A job can be cancelled at any time: its waiting rows leave at once, its running
 rows before the next step of their batch.
+
+Names of counters, gauges and histograms for Prometheus follow vLLM, with the prefix `manyheads_`. No label has values
+that clients choose.
 """
 
 from __future__ import annotations
 
+import collections
 import logging
 import threading
 import time
 from bisect import insort
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import nsmallest
 from typing import TYPE_CHECKING
 
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
 from manyheads.extras.serving.jobs import Batch, Done, Event, Failed, Job, QueueFull
 
 if TYPE_CHECKING:
-    from manyheads.extras.serving.metrics import Metrics
     from manyheads.extras.serving.settings import ServingSettings
+
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+class Metrics:
+    """All metrics of a server.
+
+    REASONS: why requests are refused. ENDINGS: how requests end that the engine accepted.
+    """
+
+    REASONS = ("queue", "tokens", "loading", "draining", "body_size", "slow_body", "key", "host", "invalid")
+    ENDINGS = ("completed", "cancelled", "deadline", "failed")
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.requests = self._counters("request_success", "Requests by their end.", "finished_reason", self.ENDINGS)
+        self.rejected = self._counters("requests_rejected", "Requests refused, by reason.", "reason", self.REASONS)
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts and sources that were accepted.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens that were generated.")
+        self.steps = self._counter("engine_steps", "Steps of all batches.")
+        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first result.")
+        self.each_token = self._histogram("time_per_output_token_seconds", "Duration of a step of a batch.")
+        self.latency = self._histogram("e2e_request_latency_seconds", "From arrival to the end of the answer.")
+        self.queue_time = self._histogram("request_queue_time_seconds", "From arrival to the first step.")
+        self.batch_rows = self._histogram("batch_rows", "Rows of a batch when it starts.", _ROWS)
+
+    def _counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, text, labels, namespace="manyheads", registry=self._registry)
+
+    def _counters(self, name: str, text: str, label: str, values: Sequence[str]) -> dict[str, Counter]:
+        counter = self._counter(name, text, [label])
+        return {value: counter.labels(value) for value in values}
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(name, text, namespace="manyheads", registry=self._registry, buckets=bounds)
+
+    def gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Add a number that is determined when the metrics are read."""
+        Gauge(name, text, namespace="manyheads", registry=self._registry).set_function(read)
+
+    def render(self) -> str:
+        """Return the text that Prometheus reads."""
+        return generate_latest(self._registry).decode()
+
 
 _log = logging.getLogger(__name__)
 
@@ -175,9 +234,9 @@ class Engine:
         """Take rows out of the queue for one new batch, if it may begin now."""
         owners: list[tuple[Job, int]] = []
         begun, now = self._running, self._clock()
-        count = Counter(one.key for one in begun)
+        count = collections.Counter(one.key for one in begun)
         gathering = {one.key for one in begun if now - one.began < _GATHER_SECONDS * count[one.key]}
-        room, held = float("inf"), Counter[Hashable]()
+        room, held = float("inf"), collections.Counter[Hashable]()
         if len(begun) >= self._limits.max_batches:
             if all(now - one.began < _GATHER_SECONDS for one in begun):
                 return owners
@@ -207,13 +266,13 @@ class Engine:
                 self._waiting.remove(job)
         return owners
 
-    def _room(self) -> tuple[float, Counter[Hashable]]:
+    def _room(self) -> tuple[float, collections.Counter[Hashable]]:
         """Return the tokens that batches may still hold if some of them pause, and those that each client's rows hold.
 
         Running and paused batches hold twice the tokens of `max_batches` full ones. A row may begin if twice its tokens
         and those that its client holds have room: so room remains for clients that hold none, and for short rows.
         """
-        held = Counter[Hashable]()
+        held = collections.Counter[Hashable]()
         for one in self._running:
             for job, number in one.rows:
                 held[job.client] += job.rows[number].cost
@@ -228,7 +287,7 @@ class Engine:
         if len(self._running) <= most:
             return list(self._running)
         clients = {one: {job.client for job, _ in one.rows} for one in self._running}
-        count = Counter(client for found in clients.values() for client in found)
+        count = collections.Counter(client for found in clients.values() for client in found)
         left = [one for one, found in clients.items() if found]
         shortest = nsmallest(most - 1, left[1:], lambda one: one.seconds * min(count[each] for each in clients[one]))
         return [one for one in self._running if one not in left] + left[:1] + shortest

@@ -17,11 +17,10 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request
 
 from manyheads.errors import NonFiniteError, is_out_of_memory
-from manyheads.extras.serving.engine import Engine
-from manyheads.extras.serving.exchange import ServerState
+from manyheads.extras.serving.engine import Engine, Metrics
 from manyheads.extras.serving.glossaries import Glossaries
+from manyheads.extras.serving.guard import ServerState
 from manyheads.extras.serving.jobs import CallBatch, Done, Event, Failed, Job, QueueFull, Row
-from manyheads.extras.serving.metrics import Metrics
 from manyheads.extras.serving.refusals import Refusal, too_long
 from manyheads.extras.serving.served import AnyServed, ServedGenerator, ServedTranslator, load_models
 

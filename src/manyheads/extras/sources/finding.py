@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,13 @@ from typing import Any
 from manyheads.config.checks import did_you_mean
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.sources import fetching
-from manyheads.extras.sources.archives import UNPACKED, is_archive, unpack
-from manyheads.extras.sources.names import ENTRIES, SPLITS, Entry
+from manyheads.extras.sources.fetching import UNPACKED, is_archive, unpack
+from manyheads.extras.sources.names import ADDRESS, SPLITS, Entry, Wanted, fetch_shard, listed_at, said_of
 from manyheads.extras.sources.shards import is_shard, plain_name
-from manyheads.extras.sources.storage import ADDRESS, check_storage, fetch_shard, is_address, listed_at
 from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import MANIFEST
 
-KINDS = ("url:", "hf:", "sacrebleu:", "opus:", "mtdata:")
 PAIR_FORMS = (".tsv", ".csv", ".jsonl", ".tmx", ".parquet")
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test|eval)(?=[^a-z]|$)")
 _SPLIT_OF = {"train": "train", "training": "train", "test": "test", "eval": "test"}
@@ -41,31 +39,6 @@ MTDATA_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A SOURCE of a command line. split: which part of it is wanted. entry: if it is a name. option: its option."""
-
-    text: str
-    split: str
-    option: str
-    entry: Entry | None = None
-    name: str = ""
-
-    @property
-    def kind(self) -> str:
-        """One of KINDS; or ADDRESS, as in s3://bucket/folder; or empty: a file or folder of this disk."""
-        other = ADDRESS if is_address(self.text) else ""
-        return next((kind for kind in KINDS if self.text.startswith(kind)), other)
-
-    @property
-    def rest(self) -> str:
-        return self.text.removeprefix(self.kind)
-
-    @property
-    def urls(self) -> list[str]:
-        return self.rest.split(",") if self.kind == "url:" else []
-
-
-@dataclass(frozen=True)
 class Found:
     """Files of a split, in order: of pairs each file of a form of pairs, or source and target in turn. origin: for the
     manifest. folder: the only folder that holds all of the source, for a layout.
@@ -74,88 +47,6 @@ class Found:
     files: tuple[Path, ...]
     origin: str
     folder: Path | None = None
-
-
-def wanted_of(texts: Sequence[str], split: str, option: str) -> list[Wanted]:
-    """Return the sources of an option, names replaced by what they stand for.
-
-    Raises: ConfigError: one is unknown, or is not fetched.
-    """
-    return [_wanted(text, split, option) for text in texts]
-
-
-def _wanted(text: str, split: str, option: str) -> Wanted:
-    entry = ENTRIES.get(text)
-    if entry is not None:
-        if entry.instead:
-            raise ConfigError(f"{option} {text}: {entry.instead}.")
-        source = entry.splits.get(split, entry.splits["train"])
-        return replace(_wanted(source, split, option), entry=entry, name=text)
-    one = Wanted(text, split, option)
-    if one.kind == "sacrebleu:" and split == "train":
-        raise ConfigError(
-            f"--from {text} is a test set, and a model that has seen it cannot be judged by it; --valid-from and"
-            " --test-from take it."
-        )
-    if one.kind == "url:":
-        for url in one.urls:
-            try:
-                fetching.check_address(url)
-            except DataError as error:
-                raise ConfigError(f"{option}: {error}") from None
-        if len(one.urls) > 2:
-            raise ConfigError(f"{option} {text}: url: takes one address, or two, source,target.")
-    if one.kind == ADDRESS:
-        check_storage(text, option)
-    if not one.kind and not Path(text).exists():
-        known = [*ENTRIES, *KINDS]
-        hint = did_you_mean(text.partition(":")[0] + (":" if ":" in text else ""), known)
-        raise ConfigError(
-            f"{option} {text} is unknown: it is no file or folder, no name ({', '.join(ENTRIES)}), and begins with none"
-            f" of {' '.join(KINDS)} and SCHEME://.{hint}"
-        )
-    return one
-
-
-def check_terms(sources: Sequence[Wanted], accepted: Sequence[str]) -> None:
-    """Raises: ConfigError: terms were not accepted, or no source has the name that was."""
-    asked = {one.name: one.entry for one in sources if one.entry is not None and one.entry.terms}
-    for name, entry in asked.items():
-        if name not in accepted and entry is not None:
-            raise ConfigError(f"{name} has terms: {entry.terms}. Read them, then give --accept-terms {name}.")
-    for name in accepted:
-        if name not in asked:
-            raise ConfigError(
-                f"--accept-terms {name}: no source of this command has terms of this name.{did_you_mean(name, asked)}"
-            )
-
-
-def plan_lines(sources: Sequence[Wanted], lock: fetching.Lock) -> list[str]:
-    """Return what would be fetched, a line for each file; nothing is sent for it."""
-    lines = []
-    for one in sources:
-        lines.append(f"{one.option} {one.name or one.text}")
-        if one.entry is not None:
-            lines.append(f"  {one.entry.summary}; page: {one.entry.page}; {said_of(one.entry)}")
-            if one.entry.terms:
-                lines.append(f"  terms, accepted by --accept-terms {one.name}: {one.entry.terms}")
-        for url in one.urls:
-            size = lock.files.get(url, {}).get("bytes")
-            state = "in the cache" if fetching.is_cached(url) else "to be fetched"
-            lines.append(f"  {url}: {state}, {f'{size:,} bytes' if isinstance(size, int) else 'size unknown'}")
-        if one.kind in _PROGRAMS:
-            lines.append(f"  {one.text}: fetched by {_PROGRAMS[one.kind]}, size unknown")
-    return lines
-
-
-_PROGRAMS = {
-    "hf:": "huggingface_hub", "opus:": "mtdata", "mtdata:": "mtdata", "sacrebleu:": "sacrebleu", ADDRESS: "fsspec",
-}  # fmt: skip
-
-
-def said_of(entry: Entry) -> str:
-    """Return when an entry was tried."""
-    return f"verified: {entry.verified}" if entry.verified else "not tried"
 
 
 def find(one: Wanted, fetcher: fetching.Fetcher, *, is_pairs: bool) -> Found:

@@ -11,7 +11,7 @@ from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
     from manyheads.data.preparing import InOrder
-    from manyheads.extras.sources.finding import Wanted
+    from manyheads.extras.sources.names import Wanted
 
 
 MOST_PROCESSES = 256
@@ -72,7 +72,7 @@ class SourceOptions:
 
     def wanted(self) -> dict[str, list[Wanted]]:
         """Return the sources of each split. Raises: ConfigError: one is unknown, or its terms were not accepted."""
-        from manyheads.extras.sources.finding import check_terms, wanted_of
+        from manyheads.extras.sources.names import check_terms, wanted_of
 
         given = (
             ("train", self.train, "--from"),

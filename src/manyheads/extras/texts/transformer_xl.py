@@ -34,10 +34,13 @@ from manyheads.extras.texts.common import (
     shape_of,
 )
 from manyheads.extras.texts.transformer_xl_layers import (
+    AdaptiveEmbedding,
     DecoderLayer,
+    LogUniformSampler,
     MultiHeadAttn,
     PositionalEmbedding,
     PositionwiseFF,
+    ProjectedAdaptiveLogSoftmax,
     RelLearnableDecoderLayer,
     RelLearnableMultiHeadAttn,
     RelMultiHeadAttn,
@@ -45,11 +48,6 @@ from manyheads.extras.texts.transformer_xl_layers import (
     RelPartialLearnableMultiHeadAttn,
     TextLayer,
     rows_of_distances,
-)
-from manyheads.extras.texts.transformer_xl_softmax import (
-    AdaptiveEmbedding,
-    LogUniformSampler,
-    ProjectedAdaptiveLogSoftmax,
     sample_logits,
 )
 from manyheads.nn import Causal, Window

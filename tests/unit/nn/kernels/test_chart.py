@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from manyheads.errors import RequestError
-from manyheads.extras.parsing.chart import (
+from manyheads.extras.parsing.span_parser import (
     best_splits,
     log_partition,
     naive_best_tree,

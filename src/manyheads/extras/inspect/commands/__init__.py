@@ -1,18 +1,21 @@
-"""`manyheads inspect WHAT ...`: pictures and tables of a model. Each kind has its own file."""
+"""`manyheads inspect WHAT ...`: pictures and tables of a model, and of formulas."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from manyheads.cli.command_line.parsing import help_page
 from manyheads.cli.process import echo
 from manyheads.config.checks import did_you_mean
 
-__all__ = ["KINDS", "run"]
+if TYPE_CHECKING:
+    from manyheads.extras.inspect.options import InspectCommand
 
-# what -> what it shows; the code is in `manyheads.extras.inspect.commands.NAME`, with `run(arguments) -> exit code`.
+__all__ = ["KINDS", "kind_of", "run"]
+
 KINDS = {
     "attention": "the attention weights of each head: an interactive page, or pictures",
     "architecture": "the blocks of a model, and the operations of its attention (figures 1 and 2 of the papers)",
@@ -27,12 +30,27 @@ KINDS = {
     "schedule": "learning rates over a run",
     "smoothing": "label smoothing: target distributions, and the loss of a confident model",
 }
+"""What -> what it shows."""
+
+_FILES = {
+    "formulas": ("masks", "segments", "positions", "schedule", "smoothing"),
+    "heads": ("heads", "pruning"),
+    "model": ("attention", "buckets", "architecture", "embeddings", "shapes"),
+}
+"""File of this folder -> the kinds in it; each is an `InspectCommand` of its name."""
 
 _EXAMPLES = (
     'manyheads inspect attention runs/demo --text "I am hungry."',
     'manyheads inspect shapes runs/demo --text "I am hungry."',
     "manyheads inspect positions --d-model 64 --length 100",
 )
+
+
+def kind_of(name: str) -> InspectCommand:
+    """Return a kind, whose file is imported."""
+    file = next(file for file, names in _FILES.items() if name in names)
+    found: InspectCommand = getattr(importlib.import_module(f"manyheads.extras.inspect.commands.{file}"), name)
+    return found
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -48,5 +66,4 @@ def run(arguments: Sequence[str]) -> int:
         echo(f"manyheads: there is nothing to inspect called {name!r}.{did_you_mean(name, KINDS)}", file=sys.stderr)
         echo(f"There are: {', '.join(KINDS)}.", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"manyheads.extras.inspect.commands.{name}").run(arguments[1:])
-    return code
+    return kind_of(name).run(arguments[1:])

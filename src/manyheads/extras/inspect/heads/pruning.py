@@ -48,7 +48,7 @@ from manyheads.text.of_folder import tokenizer_of_folder
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
-    from manyheads.extras.inspect.heads.options import CurveOptions, HeadTextOptions, Order
+    from manyheads.extras.inspect.options import CurveOptions, HeadTextOptions, Order
 
 Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)
 

@@ -13,12 +13,22 @@ from manyheads.data.translation.prepared import PreparedData
 from manyheads.decoding.text_ids import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.bracketing import OUTER_LABELS, SLOT, category, normal_form, repairs_line
 from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore, ParseReport, judge_trees, judge_written
 from manyheads.extras.parsing.parser import Parser
-from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences, read_tree_file
-from manyheads.extras.parsing.tokenizer import task_of
-from manyheads.extras.parsing.trees import Leaf, Node, escape, format_tree, leaves_of, parse_tree
+from manyheads.extras.parsing.tokenizer import ParsingTask, read_sentences, read_tree_file, task_of
+from manyheads.extras.parsing.trees import (
+    OUTER_LABELS,
+    SLOT,
+    Leaf,
+    Node,
+    category,
+    escape,
+    format_tree,
+    leaves_of,
+    normal_form,
+    parse_tree,
+    repairs_line,
+)
 from manyheads.tasks.held_out import chosen_split, own_data
 from manyheads.tasks.report import NoPictures, machine_lines, model_line, search_line, search_record
 from manyheads.tasks.translation.score import likelihood_lines, likelihood_of, likelihood_record

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.data.preparing import prepare
 from manyheads.data.translation.preparing import Pairs, PairSource
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
-from manyheads.extras.parsing.tokenizer import ParsingTokenizer
+from manyheads.extras.parsing.tokenizer import ParsingTask, ParsingTokenizer, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings
 from manyheads.tasks.preparation import check_holdout, chosen_vocabulary
 from manyheads.tasks.translation.prepare import summary, with_holdout
 from manyheads.text.settings import TokenizerSettings

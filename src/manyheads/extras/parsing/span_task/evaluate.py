@@ -1,24 +1,26 @@
-"""Evaluation of a chart parser: bracket scores by evalb's rules, and what they depend on."""
+"""Evaluation of a chart parser: bracket scores by evalb's rules, and log-probabilities of given trees."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.data.lines import Progress, ReadReport, describe, phase_progress
+from manyheads.data.lines import GivenItems, Progress, ReadReport, describe, phase_progress
 from manyheads.decoding.text_ids import naming_lines
 from manyheads.distributed.process import refuse_ranks
+from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError
 from manyheads.extras.parsing.brackets import judge_trees
-from manyheads.extras.parsing.parser import Parser
-from manyheads.extras.parsing.parsing_task import ParsingTask, read_sentences
+from manyheads.extras.parsing.parser import ChartParser, Parser
 from manyheads.extras.parsing.sequence_task.evaluate import ParsingReport
 from manyheads.extras.parsing.span_data import SpanData
+from manyheads.extras.parsing.tokenizer import ParsingTask, read_sentences
 from manyheads.tasks.held_out import chosen_split, own_data
-from manyheads.tasks.report import machine_lines, model_line, model_record
+from manyheads.tasks.report import LineWork, machine_lines, model_line, model_record
 
 if TYPE_CHECKING:
-    from manyheads.extras.parsing.span_task.options import EvaluateOptions
+    from manyheads.extras.parsing.span_task.options import EvaluateOptions, ScoreOptions
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,29 @@ def _gold(options: EvaluateOptions, read: ReadReport) -> tuple[list[tuple[str, s
     if split is None:
         raise DataError(f"{path} has no {options.split or 'test or valid'} trees; give --trees FILE.")
     return texts[split], f"{path} {split}"
+
+
+_BLOCK = 256
+
+
+def score(options: ScoreOptions, progress: Progress) -> LineWork[tuple[str, str]]:
+    """Load the model. Raises: DataError: the file cannot be read."""
+    report = ReadReport()
+    items = read_sentences(options.trees, ParsingTask(), options.on_bad_utf8, report)
+    parser = options.run_on.load(ChartParser.from_pretrained, options.models.all(options.model), progress)
+
+    def work(first: int, some: list[tuple[str, str]]) -> Iterator[str]:
+        on_progress = phase_progress(progress, "scoring", len(items), first)
+        with naming_lines("tree", sentence=options.trees):  # a tree can span several lines
+            scores = parser.log_probs([tree for _, tree in some], first_number=first + 1, on_progress=on_progress)
+        for value, (sentence, _) in zip(scores.tolist(), some, strict=True):
+            yield f"{value:.6f}\t{len(sentence.split(' '))}"
+
+    identity = {
+        "command": "score",
+        "model": model_identity(options.model),
+        **options.models.identity(),
+        "form": options.on_bad_utf8,
+        "precision": parser.precision,
+    }
+    return LineWork(GivenItems(items, _BLOCK, [options.trees], report), work, identity, {})

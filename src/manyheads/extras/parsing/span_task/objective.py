@@ -1,10 +1,10 @@
-"""Learning to parse by scores of spans, judged by likelihood and labelled brackets."""
+"""Learning to parse by scores of spans, judged by likelihood and labelled brackets; and steps without the data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,10 +12,21 @@ from manyheads.errors import ConfigError
 from manyheads.extras.classification.encoders import EncoderJudge, EncoderObjective, with_names
 from manyheads.extras.parsing.brackets import SIGNATURE, judge_trees
 from manyheads.extras.parsing.parser import parse_batches
-from manyheads.extras.parsing.span_data import SpanData, SpanStream, eval_spans, open_spans, tree_of
+from manyheads.extras.parsing.span_data import (
+    MOST_HASHES,
+    MOST_PIECES,
+    SpanBatch,
+    SpanData,
+    SpanStream,
+    eval_spans,
+    open_spans,
+    tree_of,
+)
 from manyheads.extras.parsing.trees import Node, format_tree
+from manyheads.tasks.data_sets import vocabulary_size
 from manyheads.text.words import words_of
 from manyheads.training.record.report import Sample, ValidationReport
+from manyheads.training.run.objective import SyntheticTokenRun
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
@@ -106,3 +117,34 @@ def _difference(own: str | tuple[str, ...], known: str | tuple[str, ...]) -> str
     if isinstance(own, str) or isinstance(known, str):
         return f"{own}, {known}"
     return ", ".join(sorted({*own} ^ {*known})[:5]) or "their order"
+
+
+@dataclass(frozen=True)
+class SyntheticRun(SyntheticTokenRun):
+    """Sentences of random features; see `training.plan.planner.SyntheticTokenRun`."""
+
+    config: SpanConfig
+    unit = "sentences"
+
+    def at(self, length: int) -> SyntheticRun:
+        """See `SyntheticRun.at`. If the data determines labels and tags, fifty of each are assumed."""
+        model, names = self.config.model, tuple(map(str, range(50)))
+        size, told = vocabulary_size(model.vocab_size, self.config.data.path, self.config.tokenizer.vocab_size)
+        known: dict[str, Any] = {
+            "vocab_size": size,
+            "constituents": model.constituents or names,
+            "tags": model.tags or names,
+            "root": model.root or "ROOT",
+        }
+        return SyntheticRun(replace(self.config, model=replace(model, **known)), told)
+
+    def batch(self, length: int, rows: int) -> SpanBatch:
+        model = self.config.model
+        return SpanBatch(
+            pieces=torch.randint(model.vocab_size, (rows, length, MOST_PIECES)),
+            affixes=torch.randint(2**16, (rows, length, MOST_HASHES)),
+            lengths=torch.full((rows,), length),
+            tags=torch.randint(len(model.tags), (rows, length)),
+            labels=torch.randint(len(model.constituents) + 1, (rows, length, length)),
+            sample_ids=torch.arange(rows),
+        )

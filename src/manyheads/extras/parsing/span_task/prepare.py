@@ -14,8 +14,6 @@ from manyheads.data.lines import Progress, ReadReport, stored_lines
 from manyheads.data.preparing import CONTROL, given_splits, prepare
 from manyheads.data.translation.preparing import REPORT_ROWS, SidesSource
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.parsing.bracketing import ParsingSettings
-from manyheads.extras.parsing.parsing_task import ParsingTask, TreeFile
 from manyheads.extras.parsing.span_data import (
     SIDES,
     SPANS_TASK,
@@ -27,7 +25,8 @@ from manyheads.extras.parsing.span_data import (
     word_pieces,
     write_spans,
 )
-from manyheads.extras.parsing.trees import parse_tree
+from manyheads.extras.parsing.tokenizer import ParsingTask, TreeFile
+from manyheads.extras.parsing.trees import ParsingSettings, parse_tree
 from manyheads.tasks.preparation import chosen_vocabulary, count_lines, summary_of, vocabulary_lines
 from manyheads.text.learning import MAX_LEARNED_CHARS, Rereadable
 from manyheads.text.settings import TokenizerSettings

@@ -11,8 +11,15 @@ from manyheads.data.translation.readers import ReadReport
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.evaluation.bleu import AUTO, check_tokenizer, text_hints
-from manyheads.extras.research.comparison import PAGE_EXAMPLES, Comparison, Example, letters
-from manyheads.extras.research.paired import most_different, paired_scores, sentence_chrf
+from manyheads.extras.research.comparison import (
+    PAGE_EXAMPLES,
+    Comparison,
+    Example,
+    letters,
+    most_different,
+    paired_scores,
+    sentence_chrf,
+)
 from manyheads.tasks.held_out import own_data, run_file, task_of_folder
 from manyheads.tasks.report import Report, machine_lines, search_line
 from manyheads.tasks.translation.evaluate import HeldOutSet, find_test_set, reference_lines, run_model, tokenizer_of

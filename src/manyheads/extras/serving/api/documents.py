@@ -45,8 +45,8 @@ from manyheads.extras.serving.api.shared import (
 )
 from manyheads.extras.serving.engine import SHARE_KEPT
 from manyheads.extras.serving.glossaries import NOTE
-from manyheads.extras.serving.markup import sentences_of, translate_units
 from manyheads.extras.serving.refusals import Refusal, told
+from manyheads.extras.serving.texts import sentences_of, translate_units
 
 if TYPE_CHECKING:
     from manyheads.extras.documents.terms import Terms

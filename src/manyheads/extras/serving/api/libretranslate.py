@@ -17,10 +17,9 @@ from manyheads.extras.serving.api.shared import (
     read_body,
     translator_for,
 )
-from manyheads.extras.serving.markup import translate_html
 from manyheads.extras.serving.refusals import Refusal
 from manyheads.extras.serving.settings import plain_tag
-from manyheads.extras.serving.texts import translate_paragraphs
+from manyheads.extras.serving.texts import translate_html, translate_paragraphs
 
 if TYPE_CHECKING:
     from manyheads.extras.serving.service import Service

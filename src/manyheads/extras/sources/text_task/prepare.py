@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.config.options import given_options, refuse_given
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.sources.reading import SourceTexts
-from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
+from manyheads.extras.sources.running import BOTH, PLAN, SourceTexts, plan_text, preparing
 from manyheads.tasks.language_modelling import prepare as task
 from manyheads.tasks.preparation import check_holdout
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.config.options import given_options, refuse_given
-from manyheads.extras.sources.reading import ChainedPairs, pairs_of
-from manyheads.extras.sources.running import BOTH, PLAN, plan_text, preparing
+from manyheads.extras.sources.running import BOTH, PLAN, ChainedPairs, pairs_of, plan_text, preparing
 from manyheads.tasks.preparation import check_holdout
 from manyheads.tasks.translation import prepare as task
 
