@@ -503,8 +503,8 @@ class Task:
     recorded_as: str = ""
     data: str = ""
     tokenizer: str = ""
-    validator: str = "manyheads.tasks.translation.objective:Validator"
     run: str | type[Any] | None = field(default=None)
+    validator: str = "manyheads.tasks.translation.objective:Validator"
     inside: Mapping[str, str] = field(default_factory=dict)
 
     @property

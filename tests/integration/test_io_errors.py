@@ -39,7 +39,8 @@ from manyheads.errors import DataError, SaveError
 from manyheads.models.pretrained import load
 from manyheads.text.settings import TokenizerSettings, VocabularySettings
 from manyheads.training.record.log import MetricsLog
-from manyheads.training.record.report import Sample, ValidationReport, write_samples
+from manyheads.training.record.recorder import write_samples
+from manyheads.training.record.report import Sample, ValidationReport
 from manyheads.training.run.checkpoints import CheckpointManager
 from manyheads.training.run.clock import StopFlag
 from manyheads.training.run.components import RunComponents, assemble

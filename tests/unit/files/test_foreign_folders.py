@@ -22,8 +22,7 @@ from manyheads.checkpoint.format import (
     save_checkpoint,
     write_pointer,
 )
-from manyheads.cli.commands import evaluate
-from manyheads.cli.commands.task_commands import parse_for_task
+from manyheads.cli.commands.task_commands import EVALUATE, parse_for_task
 from manyheads.cli.lines.output import lines_of
 from manyheads.cli.records import describe_folder
 from manyheads.config.files import MAX_BYTES
@@ -243,7 +242,7 @@ def test_evaluate_writes_no_picture_and_no_data_through_a_link(tmp_path: Path, t
         (tmp_path / name).symlink_to("home")
     (tmp_path / "config.json").write_text('{"architecture": "transformer-xl"}', encoding="utf-8")
     with pytest.raises(RefusedFileError) as caught:
-        evaluate.run([str(tmp_path), "--text", str(thesis)])
+        EVALUATE.run([str(tmp_path), "--text", str(thesis)])
     assert caught.value.filename == str(tmp_path / "plots")
     with pytest.raises(RefusedFileError) as caught:
         held_text(None, str(tmp_path), data="embedded:crime-and-punishment")  # type: ignore[arg-type]

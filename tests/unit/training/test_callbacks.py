@@ -20,7 +20,7 @@ from tiny_run import echo, outcome
 from manyheads.catalogue import LOGGERS
 from manyheads.errors import ConfigError
 from manyheads.tasks.translation.settings import TrainConfig
-from manyheads.training.record import callbacks
+from manyheads.training.record import log as callbacks
 from manyheads.training.record.log import Callback, Logger
 from manyheads.training.run.loop import train
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import manyheads.tasks.translation.objective
-import manyheads.training.record.report
+import manyheads.training.record.recorder
 import manyheads.training.run.clock
 import manyheads.training.run.loop
 from manyheads.checkpoint.format import list_checkpoints, load_checkpoint, read_pointer
@@ -662,7 +662,7 @@ def test_a_full_disk_does_not_hide_a_nan(small: Make, monkeypatch: pytest.Monkey
         raise SaveError("Cannot save it: No space left on device.")
 
     poison(monkeypatch, {2})
-    monkeypatch.setattr("manyheads.training.record.report.write_text", full)
+    monkeypatch.setattr("manyheads.training.record.recorder.write_text", full)
     with pytest.raises(NonFiniteError, match=r"loss is nan.*ids could not be kept \(.*No space left on device\)"):
         train(small())
 
@@ -814,7 +814,7 @@ def test_a_run_of_too_few_steps_says_so_once(small, monkeypatch, seconds, num_wa
     """And metrics do not depend on it."""
     clock = count()
     fake = SimpleNamespace(monotonic=lambda: seconds * next(clock))
-    monkeypatch.setattr(manyheads.training.record.report, "time", fake)
+    monkeypatch.setattr(manyheads.training.record.recorder, "time", fake)
     reporter = Recording()
     config = small(training={"max_steps": 12, "max_minutes": 5.0}, run_dir=small().run_dir + f"-{seconds}")
     train(config, reporter=reporter)
@@ -844,7 +844,7 @@ def test_tokens_per_second_are_those_of_the_steps_alone(small: Make, monkeypatch
 
     monkeypatch.setattr(Validator, "run", slow)
     monkeypatch.setattr(TrainStep, "run", taken)
-    monkeypatch.setattr(manyheads.training.record.report, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(manyheads.training.record.recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     reporter = Recording()
     train(small(), reporter=reporter)
     reports = reporter.of("step")

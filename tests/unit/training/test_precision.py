@@ -68,7 +68,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[PrecisionMeasurement |
             assert found is not None, "nothing is to be measured here"
             return found
 
-        monkeypatch.setattr(manyheads.training.run.device, "measure_precision", measure)
+        monkeypatch.setattr(manyheads.nn.kernels.precision, "measure_precision", measure)
 
     return measures
 

@@ -20,7 +20,6 @@ from manyheads.cli.lines.output import lines_of
 from manyheads.cli.process import say_or_json, set_up_machine
 from manyheads.config.options import CommandPage, Shared
 from manyheads.installation import install_command
-from manyheads.training.run.device import INSTRUCTION_SETS, processor
 
 NEEDED = ("torch", "numpy", "safetensors", "tokenizers", "sacrebleu", "pydantic", "shtab", "rich", "huggingface-hub")
 EXTRAS = {
@@ -67,6 +66,8 @@ def _version(package: str) -> str | None:
 
 
 def _machine() -> dict[str, Any]:
+    from manyheads.training.run.device import INSTRUCTION_SETS, processor
+
     name, flags = processor()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     record: dict[str, Any] = {

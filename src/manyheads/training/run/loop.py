@@ -31,9 +31,9 @@ from manyheads.models.pretrained import load
 from manyheads.nn.kernels import modes, policy
 from manyheads.training.optim.schedule import learning_rate
 from manyheads.training.record.log import Callbacks, LogFile, MetricsLog, PlainReporter, Reporters, with_tensorboard
+from manyheads.training.record.recorder import Recorder
 from manyheads.training.record.report import (
     CheckpointReport,
-    Recorder,
     Reporter,
     RunStart,
     StopReason,
