@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 import torch
+from slices import sliced
 
 from manyheads.cli.main import main
 from manyheads.files.commit import swap
@@ -37,6 +38,7 @@ RUNS = {
     "reformer-debug": ["--preset", "reformer-debug", *NO_PLOTS],
     "reformer-seq2seq": ["--preset", "debug", "--architecture", "reformer-seq2seq", *NO_PLOTS],
 }
+each_run = pytest.mark.parametrize("name", sliced(list(RUNS), 2, "first runs"))
 TRANSLATORS = ("debug", "reformer-seq2seq")
 CAPABILITIES = {"avx2": "AVX2", "default": "DEFAULT"}  # what torch answers to ATEN_CPU_CAPABILITY
 CLASS = os.environ.get("MANYHEADS_TEST_CLASS", "")
@@ -200,7 +202,7 @@ def test_peak_memory_is_known_or_said_to_be_unknown() -> None:
     assert (peak_memory_bytes(torch.device("cpu")) == 0) == ("resource" in ABSENT)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_a_first_run_learns(trained: Callable[[str], Path], name: str) -> None:
     run = trained(name)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -211,7 +213,7 @@ def test_a_first_run_learns(trained: Callable[[str], Path], name: str) -> None:
     assert bool(list((run / "plots").glob("*.svg"))) == (NO_PLOTS[0] not in RUNS[name])
 
 
-@pytest.mark.parametrize("name", RUNS)
+@each_run
 def test_its_model_is_used(trained, name, monkeypatch, capsys):
     run = trained(name)
     capsys.readouterr()

@@ -81,6 +81,7 @@ def pip_reads(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", index)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("pip_index", "cpu_index", "has_driver", "chosen", "said"),
     [
@@ -112,6 +113,7 @@ def test_the_users_index_goes_first_and_other_systems_have_one_build(set_up, pyt
     assert set_up.choose_torch(python, SPEC, cpu_index=indexes["refuses"]).index == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("users", "said"),
     [("refuses", "refused"), ("hangs", "no answer in 0.5 seconds")],

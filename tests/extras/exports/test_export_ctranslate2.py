@@ -35,6 +35,7 @@ HELD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("changes", HELD.values(), ids=HELD)
 def test_it_computes_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     model = write_transformer(tmp_path / "model", **changes)
@@ -44,6 +45,7 @@ def test_it_computes_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     assert done.check.num_equal == done.check.num_sentences == 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["int8", "int16", "float16", "bfloat16"])
 def test_quantized_weights_are_smaller_and_close(kind: str, tmp_path: Path) -> None:
     model = write_transformer(tmp_path / "model", d_model=64, d_ff=256)

@@ -68,6 +68,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", TRANSFORMERS)
 def test_a_transformer_gives_the_same_ids_and_log_probabilities(case: str, tmp_path: Path) -> None:
     done = exported(tmp_path, TransformerConfig(**SIZES, **LAYERS, **VOCAB, **TRANSFORMERS[case]))
@@ -154,6 +155,7 @@ XL: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", XL)
 def test_a_transformer_xl_reads_two_segments(case: str, tmp_path: Path) -> None:
     done = exported(tmp_path, TransformerXLConfig(vocab_size=60, num_layers=2, **SIZES, **XL[case]), None)
@@ -197,6 +199,7 @@ REFORMERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", REFORMERS)
 def test_a_reformer_with_exact_attention(case: str, tmp_path: Path) -> None:
     config = ReformerConfig(vocab_size=60, num_layers=2, max_len=64, **SIZES, **REFORMERS[case])

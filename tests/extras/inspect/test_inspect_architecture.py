@@ -36,6 +36,7 @@ CONFIGS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_texts_do_not_cover_each_other_and_stay_in_their_boxes(name: str) -> None:
     from matplotlib.patches import FancyBboxPatch

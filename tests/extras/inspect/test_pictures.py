@@ -141,6 +141,7 @@ def run_records(steps: int, *, scored: bool) -> list[dict[str, float]]:
     return records
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("steps", "scored"), [(0, False), (10, False), (90, False), (1000, False), (1000, True)])
 def test_learning_curves_of_any_run(steps: int, scored: bool, tmp_path: Path) -> None:
     figure = learning_curve_figure(run_records(steps, scored=scored), title="a $run$")

@@ -44,6 +44,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randint(3, 30, (3, 7)), torch.tensor([7, 4, 5]), torch.randint(3, 30, (3, 9))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -95,6 +96,7 @@ XL = TransformerXLConfig(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -21,6 +21,7 @@ from manyheads.extras.inspect.drawings.segments import (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "sizes",
     [

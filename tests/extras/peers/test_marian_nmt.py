@@ -55,6 +55,7 @@ def npz(path: Path) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_translations_are_those_of_ctranslate2s_reader(kind: str, tmp_path: Path) -> None:
     package = pytest.importorskip("ctranslate2")

@@ -171,6 +171,7 @@ has_model = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @has_model
 def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
     assert sum(path.stat().st_size for path in packaged.FOLDER.iterdir()) < 9_000_000

@@ -105,6 +105,7 @@ def test_the_random_numbers_of_dropout(attn_type: int) -> None:
     torch.testing.assert_close(hidden, model.drop(x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("attn_type", [0, 1, 2, 3])
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 @pytest.mark.parametrize(("ext_len", "same_length", "clamp_len"), [(0, False, -1), (2, True, 4), (0, True, -1)])

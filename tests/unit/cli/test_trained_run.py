@@ -168,6 +168,7 @@ def test_the_demo_without_matplotlib_still_scores(run, capsys, monkeypatch):
     assert "held-out BLEU = " in shown
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("minutes", "right", "code", "said"),
     [

@@ -41,6 +41,7 @@ def make(architecture: str, vocabulary: Vocabulary) -> Generator:
     return Generator(model, vocabulary, GenerationSettings(max_new_tokens=20, banned_ids=banned), "cpu")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("documents", ["none", "files", "lines"])
 @pytest.mark.parametrize("level", ["bytes", "words"])
 @pytest.mark.parametrize("architecture", ["transformer-xl", "reformer"])

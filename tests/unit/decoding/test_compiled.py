@@ -119,6 +119,7 @@ def test_the_whole_compiler() -> None:
     assert steps.taken > 10
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -141,6 +142,7 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
     assert graphs() - before == 2
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.parametrize("compiler", ["aot_eager"], indirect=True)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
@@ -155,6 +157,7 @@ def test_a_pruned_model_is_compiled() -> None:
     assert steps.taken > 10
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -186,6 +189,7 @@ def test_in_bf16_it_is_near() -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -261,6 +265,7 @@ def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], 
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles

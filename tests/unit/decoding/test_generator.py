@@ -55,6 +55,7 @@ def ending() -> Generator:
     return make("files")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"do_sample": False}, {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2}])
 def test_a_batch_writes_what_each_prompt_alone_does(generator: Generator, options: dict[str, Any]) -> None:
     together = generator.continuations(PROMPTS, **options)
@@ -420,6 +421,7 @@ LATE = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", LATE)
 def test_reading_a_step_late_writes_the_same(ending, options, monkeypatch):
     """Tokens, stops, alternatives and pieces; but each step begins before its predecessor's tokens are read."""

@@ -96,6 +96,7 @@ def generator_of(models: Sequence[LanguageModel], documents: Any = "none") -> Ge
     return Generator(LanguageEnsemble(models), ByteVocabulary(documents), settings, "cpu")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at_once", [512, 4])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_generation_is_that_of_averages_by_hand(do_sample: bool, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +201,7 @@ def test_memories_end_with_documents() -> None:
     assert found.nll_sum == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [model_of, reformer_of])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_model_twice_is_the_model(make: Any, dtype: torch.dtype) -> None:

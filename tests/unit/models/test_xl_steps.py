@@ -33,6 +33,7 @@ def model_of(**changes: Any) -> LanguageModel:
     return model
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("lengths", [[2], [5, 2, 3]], ids=["one lane", "three lanes of unlike lengths"])
 @pytest.mark.parametrize("kind", KINDS)

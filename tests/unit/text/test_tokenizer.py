@@ -103,6 +103,7 @@ ODD_PARTS = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "word"])
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("normalize_spaces", [False, True])

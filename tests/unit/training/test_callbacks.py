@@ -104,6 +104,7 @@ def test_csv_has_the_lines_of_metrics_also_after_a_resume(small: Make) -> None:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("event", EVENTS)
 def test_one_that_raises_is_reported_once_and_off(event: str, small: Make) -> None:
     class Failing(Callback):

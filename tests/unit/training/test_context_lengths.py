@@ -68,6 +68,7 @@ def differing(first: Path, second: Path) -> list[str]:
     return [name for name in names if found[name] != wanted[name]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("base", "stops", "changes_at"),
     [

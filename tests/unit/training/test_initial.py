@@ -112,6 +112,7 @@ def test_a_run_begins_with_the_weights_of_the_model(world: World, begun: Callabl
     assert not components.optimiser.state
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_without_the_model(world, begun, kind, tmp_path):
     """Byte for byte, with a mix of data sets and frozen parameters, in the middle of an epoch."""

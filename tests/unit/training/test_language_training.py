@@ -35,6 +35,7 @@ def text(text_run: Callable[..., TextConfig]) -> Callable[..., TextConfig]:
     return partial(text_run, TINY_TEXT)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stopped_run_goes_on_with_its_memories(text: Callable[..., TextConfig], precision: str) -> None:
     """In the middle of an epoch, byte for byte: weights, moments, averages, memories, metrics and samples."""

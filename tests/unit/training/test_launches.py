@@ -72,6 +72,7 @@ def _train_step(
 
 # A bare model of torch's operations with the same layers, without padding, in the same step of a run with AdamW, has
 # the last number. For the Reformer, whose layers are computed again in the backward pass, none was written.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("preset", "packed", "micro", "smoothing", "options", "most", "floor"),
     [
@@ -145,6 +146,7 @@ def test_launches_of_a_packed_step_with_a_relative_bias_by_triton(monkeypatch: p
 
 
 # A bare model of torch's operations with the same layers, in the same step of a run, has the second number.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "preset", "sizes", "rows", "length", "bare", "bar", "floor"),
     [

@@ -268,6 +268,7 @@ def one_of_each_kind() -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_fp32_means_fp32_in_every_product(name, corpus, tmp_path, monkeypatch):
     """Training, Muon, validation, samples: of every preset, made small."""
