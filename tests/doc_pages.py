@@ -1,7 +1,5 @@
 """Pages of documentation taken apart: blocks of code, what they print, and why some are not run."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The data in pages that work offline: `manyheads.extras.inspect.drawings.pages`."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

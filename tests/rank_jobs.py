@@ -1,7 +1,5 @@
 """Jobs on several ranks, for tests: see `integration/rank_worker.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

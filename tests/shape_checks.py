@@ -6,8 +6,6 @@ them only when its arguments' types, shapes, dtypes, plain values or modules' si
 first `MOST_KINDS` of such kinds.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

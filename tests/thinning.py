@@ -1,7 +1,5 @@
 """Tests with many parameters: `make test` runs a part of them, `make check-long` all."""
 
-from __future__ import annotations
-
 import zlib
 from collections import defaultdict
 

@@ -1,7 +1,5 @@
 """In which order a durable save must do things: checked on recorded operations, whoever recorded them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page of attention in a browser: pickers, pointer, keys, pictures to save; nothing on the console or the wire."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

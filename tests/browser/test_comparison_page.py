@@ -1,7 +1,5 @@
 """The page that compares models, in a browser: order, search, more; nothing on the console or the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

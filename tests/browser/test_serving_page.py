@@ -1,7 +1,5 @@
 """The server's page in a browser: typing, hovering, alternatives, forced words, errors, the keyboard."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

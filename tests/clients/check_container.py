@@ -10,8 +10,6 @@ with 1 after a failure. Images, containers, volumes and networks lie in a folder
 end; with --keep it stays, so that the next run is fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

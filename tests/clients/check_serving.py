@@ -7,8 +7,6 @@ manyheads; the folder for Node has the packages of package.json. Prints a line p
 `make check-serving` does all of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

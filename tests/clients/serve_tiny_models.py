@@ -6,8 +6,6 @@ The program also gets the server's address, the folder of the models (--models),
 code is the program's, or 1 if the server does not end in order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -9,8 +9,6 @@ parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every tes
 reason.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

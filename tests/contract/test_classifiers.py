@@ -1,7 +1,5 @@
 """What every classifier of the table must hold: an encoder in both directions, one vector a text, one label."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

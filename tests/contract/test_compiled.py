@@ -1,7 +1,5 @@
 """Compiled, the model says and learns the same. Dynamo cannot trace the shape checks, hence `unhooked`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What every language model must hold: causality, memory, padding, loss, gradients, generation."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The debug preset learns one batch by heart, in fp32 and bf16."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

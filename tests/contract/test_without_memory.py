@@ -1,7 +1,5 @@
 """Contracts of language models that read one segment at a time: causality, any length, padding, cached steps."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -5,8 +5,6 @@ file of tests/fuzz/found.
 `slice`: a short campaign.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

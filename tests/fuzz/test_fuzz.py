@@ -4,8 +4,6 @@ All cases run in one process of their own, in forked children: this process may 
 `make fuzz` runs the whole campaign.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

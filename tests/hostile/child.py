@@ -3,8 +3,6 @@
 Prints one JSON object: for each call, what it was, its exit code, what it printed, and what it did besides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

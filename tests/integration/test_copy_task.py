@@ -1,7 +1,5 @@
 """The smallest proof that training, saving and translating fit together: unseen sequences are copied exactly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

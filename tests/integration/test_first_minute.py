@@ -3,8 +3,6 @@
 `make first-minute` runs these once for each class (tests/machines/run.py), `make test` on the machine as it is.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import io

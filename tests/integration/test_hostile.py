@@ -1,7 +1,5 @@
 """No file that anybody could hand to manyheads makes it do anything but refuse (R5)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Lines in = lines out, in order, whatever stands in them: random files through translate, score and evaluate."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

@@ -1,7 +1,5 @@
 """Two ranks compute what one computes; checkpoints of any number of ranks serve any other."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path

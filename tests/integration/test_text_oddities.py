@@ -1,7 +1,5 @@
 """The table of text oddities, row by row: every command does what is written of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import tempfile

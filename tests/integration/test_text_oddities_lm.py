@@ -4,8 +4,6 @@ What is expected follows from the table: the lines that `translate` reads are th
 refused in the same words. As bytes, a file comes back bit for bit whatever is in it.
 """
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import tempfile

@@ -5,8 +5,6 @@
 `replacement`, and `test` (what must fail). The long check applies each to a copy of the sources.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -3,8 +3,6 @@
 Patterns are found by themselves: those of modules, and those that calls of `re` have as a literal.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """release/pythons.py: which Python is taken, what a run writes into docs/versions.md, and what is not found."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """The figures in docs/scaling.md are those that benchmarks/scaling.py computes, and these are what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

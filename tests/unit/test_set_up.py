@@ -1,7 +1,5 @@
 """release/set_up.py: which build of torch a machine gets, with local folders as indexes, and with servers that fail."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket

@@ -1,7 +1,5 @@
 """The checks of shapes see what is wrong, also in a call after many that were right."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents that would take minutes if the work grew with the square of their size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Where sentences end, in many scripts and languages."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """SubRip and WebVTT; pysubs2, an independent reader, compares times and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

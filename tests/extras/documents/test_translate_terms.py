@@ -1,7 +1,5 @@
 """`manyheads translate --terms` for lines: from files, pipes and the prompt."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable
 from pathlib import Path

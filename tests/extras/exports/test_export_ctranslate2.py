@@ -1,7 +1,5 @@
 """Exports for CTranslate2, against its own code: every shape that it can hold, and each refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

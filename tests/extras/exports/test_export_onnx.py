@@ -1,7 +1,5 @@
 """ONNX exports of tiny models, run by onnxruntime."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports for transformers, against its own code, and back again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

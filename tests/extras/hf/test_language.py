@@ -1,7 +1,5 @@
 """Language models of this package as AutoModelForCausalLM of transformers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

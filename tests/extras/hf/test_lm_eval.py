@@ -3,8 +3,6 @@
 `make check-lm-eval` installs it apart; `make test` skips this file where it is not installed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

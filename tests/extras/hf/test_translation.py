@@ -1,7 +1,5 @@
 """Translators of this package as AutoModelForSeq2SeqLM of transformers."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The page of attention: what stands in it, what may run in it, and that it is made of what it was given."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math

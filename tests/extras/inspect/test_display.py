@@ -1,7 +1,5 @@
 """What notebooks show of models, masks and attention, and what a kernel shows of a run and of an error."""
 
-from __future__ import annotations
-
 import base64
 import html
 import os

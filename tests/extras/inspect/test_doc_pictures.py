@@ -1,7 +1,5 @@
 """The pictures of the documents: those that need no training are drawn again, and their numbers are compared."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The text on which the heads of a language model are judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

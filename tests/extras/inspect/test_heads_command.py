@@ -1,7 +1,5 @@
 """`manyheads prune`, `inspect heads` and `inspect pruning`: from a model to a smaller one, and to pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`manyheads inspect`: tables and pictures of a model, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

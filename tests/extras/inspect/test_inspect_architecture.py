@@ -1,7 +1,5 @@
 """`manyheads inspect architecture`: what is drawn, that it can be read, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

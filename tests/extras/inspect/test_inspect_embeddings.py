@@ -1,7 +1,5 @@
 """`manyheads inspect embeddings`: neighbours by name, the map, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

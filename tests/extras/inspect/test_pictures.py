@@ -1,7 +1,5 @@
 """Pictures: what is in them, what is refused, and that they are written whole and always alike."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

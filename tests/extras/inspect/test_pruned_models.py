@@ -1,7 +1,5 @@
 """Pruned models work with the rest: another number of heads in each layer, and one head in each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pruned models compute what masked ones compute: in one pass, in segments, and in a search."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A chart parser from end to end: trees are prepared, learned, judged and given."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The grammar of trees: what it allows is what a plain automaton allows, and what keeps to it needs no mending."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A parser from end to end: trees are prepared, learned, judged and given, by the same commands as translations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The peers are written out here from their formulas, in their own layouts.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

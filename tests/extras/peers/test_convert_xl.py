@@ -1,7 +1,5 @@
 """`convert` for Transformer-XL: folders of transformers, and the original's modules that were pickled whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """GPT-2 of transformers and of nanoGPT: the numbers of transformers' own code, folders there and back, and refusals."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Marian's own files: read as CTranslate2 reads them, equal to the same weights through transformers, and refusals."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`manyheads evaluate A B`: several models on one test set, as text, as JSON and as a page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

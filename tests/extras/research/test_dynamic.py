@@ -1,7 +1,5 @@
 """Dynamic evaluation against a plain loop over the text, and that it leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

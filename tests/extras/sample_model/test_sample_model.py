@@ -1,7 +1,5 @@
 """The translator that ships with the package: how it is made and copied, and that it is what its card says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

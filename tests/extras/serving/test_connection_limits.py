@@ -1,7 +1,5 @@
 """Which connections give way when there are too many."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

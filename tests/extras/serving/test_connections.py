@@ -1,7 +1,5 @@
 """Real sockets: slow, broken and hostile connections, and an orderly end of the program."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The protocols of others, with requests as their clients send them (`tests/clients` runs the real clients)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

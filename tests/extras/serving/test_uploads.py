@@ -1,7 +1,5 @@
 """Documents by DeepL's calls: upload, status, download, limits, and what is left of them."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

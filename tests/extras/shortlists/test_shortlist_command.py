@@ -1,7 +1,5 @@
 """`manyheads shortlist` and `--shortlist N`, as a user gives them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Many shards in one stream: jsonl, jsonl.gz, jsonl.zst and Parquet, in a folder or at an address of fsspec."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -3,8 +3,6 @@
 The texts' computations are written out here from their formulas.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """The Transformer-XL text's own names: the original's numbers, its statements, its mistakes repaired."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`benchmarks/curves.py`: the clock of a side, whole runs of small models, resuming, the table and the picture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Every part of `benchmarks/gpu.py` runs, on a CPU and at the smallest sizes, and finished parts are not repeated."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`make bench`: what is measured, what is left out on a slow machine, and what is printed and written."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The benchmark of the program's start: each command beside the bare interpreter of the same round."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`manyheads evaluate`: the figures, and what they depend on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

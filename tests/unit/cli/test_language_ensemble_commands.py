@@ -1,7 +1,5 @@
 """`--ensemble` of `generate`, `evaluate` and `score` for language models, as a user gives it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

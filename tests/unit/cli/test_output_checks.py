@@ -1,7 +1,5 @@
 """Output that is empty, or the same words again and again, is counted and told once, on standard error."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from collections.abc import Callable

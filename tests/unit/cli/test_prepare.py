@@ -1,7 +1,5 @@
 """`manyheads prepare`: text files to a folder that train reads, whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """`manyheads prepare --task lm` of what is no text: ids in binary files, and pictures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

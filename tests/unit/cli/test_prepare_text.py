@@ -1,7 +1,5 @@
 """`manyheads prepare --task lm`: text files to a folder for a language model, whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """The program as a whole: help at once, typos answered, exit codes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`manyheads.train`, `prepare` and `evaluate`: the commands as functions, and data from objects in memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

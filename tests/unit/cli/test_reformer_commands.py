@@ -1,7 +1,5 @@
 """A Reformer from end to end: trained on a text and on pictures, judged by hash rounds, asked for files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`manyheads score`: a line of figures for a pair of lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

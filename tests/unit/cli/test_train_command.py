@@ -1,7 +1,5 @@
 """`manyheads train`: what it makes of its arguments, what it says, how it ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """What comes after training: `info` on every kind of folder, and the second half of the demo."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`manyheads translate`: lines in, lines out, whatever the lines are."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

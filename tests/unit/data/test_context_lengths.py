@@ -1,7 +1,5 @@
 """Lengths that change during training, against slow and obvious readers of lists."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace

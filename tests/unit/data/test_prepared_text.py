@@ -1,8 +1,6 @@
 """Prepared data of language models: the text comes back, splits are where they should be, counts are those of the text,
 and a folder is whole and its own or refused."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The token store: what goes in comes out, and damage never comes out silently."""
 
-from __future__ import annotations
-
 import errno
 import json
 import random

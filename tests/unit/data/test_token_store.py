@@ -1,7 +1,5 @@
 """The store of one long text: what goes in comes out, in parts of any size, and damage never comes out silently."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

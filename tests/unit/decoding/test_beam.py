@@ -1,7 +1,5 @@
 """Beam search against its oracle, and against the definition of what it approximates."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A text has one beginning: its log-probability is the same where it is generated, scored or echoed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

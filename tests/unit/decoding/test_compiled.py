@@ -1,7 +1,5 @@
 """Steps of a search that are compiled: the same searches as without, from one program."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Several translation models as one: the search against averages by hand, over whole forward passes in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Search with phrases that the output must contain, against all outputs of a tiny model."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Generating: what is written does not depend on batches, memory keeps its size, stops and characters stay whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path

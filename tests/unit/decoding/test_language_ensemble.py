@@ -1,7 +1,5 @@
 """Several language models as one: against averages by hand, over whole forward passes of each model in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

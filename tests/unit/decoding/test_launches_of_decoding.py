@@ -1,7 +1,5 @@
 """Steps of a search on a GPU, counted on `meta`, and computed on the CPU by the operations that they take there."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module

@@ -1,7 +1,5 @@
 """Evaluation with other context than in training: tokens that are read again count once, and are seen by the next."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """One module opens files for reading. Every other call that opens one by its name is listed here, with a reason."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A model folder that another process replaces while it is read gives the old model or the new one, whole."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

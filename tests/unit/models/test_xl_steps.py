@@ -1,7 +1,5 @@
 """Planned steps: no size or number in them is one for which a compiler would make another program."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Adaptive embedding and softmax against the plain formulas."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

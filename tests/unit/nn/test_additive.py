@@ -1,7 +1,5 @@
 """Additive scores against the loop, and in a whole attention layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

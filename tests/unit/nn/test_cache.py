@@ -1,7 +1,5 @@
 """The cache of keys and values as a value: rows of equal and of different lengths, and hypotheses that share slots."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from copy import deepcopy
 

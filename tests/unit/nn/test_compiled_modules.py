@@ -3,8 +3,6 @@
 Dynamo cannot trace the shape checks, hence `unhooked`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

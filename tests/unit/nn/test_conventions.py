@@ -1,7 +1,5 @@
 """Masks of every convention against the pattern they stand for; shapes with two readings are refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The linear map by oneDNN, forced here whatever the machine, against float64 and against `F.linear`."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

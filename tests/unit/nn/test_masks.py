@@ -1,7 +1,5 @@
 """Mask descriptions against a loop that spells out what each says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import hypothesis.strategies as st

@@ -1,7 +1,5 @@
 """Sinusoidal and learned positions."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import math
@@ -72,21 +70,6 @@ def test_a_device_without_float64(layout: Any) -> None:
         place = found.device
     assert place.type == "mps"
     assert torch.equal(found, wanted)
-
-
-@pytest.mark.parametrize("layout", ["interleaved", "halves"])
-@pytest.mark.parametrize("shift", [1, 7, 500])
-def test_a_shift_is_a_linear_map(layout: Any, shift: int) -> None:
-    """PE(pos + k) = M_k PE(pos), one M_k for all positions (sec. 3.5)."""
-    d_model = 16
-    here = sinusoidal_table(torch.arange(200.0), d_model, layout).double()
-    there = sinusoidal_table(torch.arange(200.0) + shift, d_model, layout).double()
-    matrix = torch.zeros(d_model, d_model, dtype=torch.float64)
-    for i in range(d_model // 2):
-        angle = torch.tensor(shift / 10_000 ** (2 * i / d_model), dtype=torch.float64)
-        s, c = (2 * i, 2 * i + 1) if layout == "interleaved" else (i, i + d_model // 2)
-        matrix[s, s], matrix[s, c], matrix[c, s], matrix[c, c] = angle.cos(), angle.sin(), -angle.sin(), angle.cos()
-    torch.testing.assert_close(here @ matrix.t(), there, atol=1e-6, rtol=0.0)
 
 
 @pytest.mark.parametrize("length", [1, 511, 512, 513, 6000])

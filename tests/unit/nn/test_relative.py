@@ -1,7 +1,5 @@
 """Relative attention: the fast path and the plain one against the loop that looks every distance up, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +8,7 @@ import torch
 from naive_attention import naive_relative_attention
 from torch import Tensor
 
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
@@ -309,13 +307,6 @@ def test_mistakes_are_named() -> None:
         relative_attention(*given[:3], given[3][:, :4], *given[4:])
     with pytest.raises(ConfigError, match="at least 1"):
         RelativeAttention(12, 0, 4)
-
-
-def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
-    attention, x = RelativeAttention(12, 2), torch.randn(2, 5, 12, requires_grad=True)
-    [grad] = torch.autograd.grad(attention(x).sum(), x, create_graph=True)
-    with pytest.raises(RequestError, match="cannot be differentiated again"):
-        grad.square().sum().backward()
 
 
 @pytest.mark.parametrize("memory_len", [0, 3])

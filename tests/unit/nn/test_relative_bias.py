@@ -1,7 +1,5 @@
 """Relative bias: the scores by the definition, steps of a search, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -3,8 +3,6 @@
 It is SDPA with an additive mask. `tests/gpu` runs it on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ReversibleSequence against its two equations and plain backpropagation."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Sampled softmax: how candidates are drawn, and that the loss tends to the full softmax's."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

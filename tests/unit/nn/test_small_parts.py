@@ -1,7 +1,5 @@
 """Embedding, norms, residuals, feed-forward, dropout, and the type of the residual stream."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import math

@@ -1,7 +1,5 @@
 """The masked softmax: one formula, nothing to attend to, no NaN on the way back."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

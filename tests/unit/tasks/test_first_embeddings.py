@@ -1,7 +1,5 @@
 """The embeddings with which translators and language models begin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

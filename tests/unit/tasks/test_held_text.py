@@ -1,7 +1,5 @@
 """A text file that a language model is judged on is read as `prepare` reads it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tokenizer: lossless, deterministic, nothing unknown, and safe against damaged files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Vocabularies of language models: what goes in comes out, ids are in the order that is promised, files are checked."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import unicodedata

@@ -1,7 +1,5 @@
 """Batches that a thread makes in advance: the same run, however it is interrupted, and no thread after it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Callbacks and loggers of a run: what they get, what they cannot change, and what happens when they fail."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

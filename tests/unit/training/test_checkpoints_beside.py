@@ -1,7 +1,5 @@
 """Checkpoints that a thread writes while the next steps run: the same bytes, one at a time, and no error is lost."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading

@@ -1,7 +1,5 @@
 """Training with lengths that change: what a step sees, and that a stopped run goes on byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

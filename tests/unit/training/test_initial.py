@@ -1,7 +1,5 @@
 """Training that begins from a model: weights, new ids, frozen parameters, mixes, and resuming without the model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

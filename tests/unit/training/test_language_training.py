@@ -1,7 +1,5 @@
 """Training a language model: memory goes from step to step, into checkpoints and out of them, and no further."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A training step of a GPU, counted on `meta`, and computed on the CPU by the operations that it takes there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace

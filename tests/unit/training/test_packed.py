@@ -1,7 +1,5 @@
 """Runs with packed batches: the numbers of padded ones, ranks, a resume, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Which precision a run takes, stores and resumes with; and that fp32 means fp32 in every product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

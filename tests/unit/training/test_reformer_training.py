@@ -1,7 +1,5 @@
 """Training a Reformer: the seed of its hashes goes from step to step, and through checkpoints, with nothing lost."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """One step: accumulation, clipping, precision, and NaN found before the update."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """A vocabulary size below the data's ids is refused before training starts, in every kind of run; the least works."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
