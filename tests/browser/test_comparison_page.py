@@ -10,6 +10,7 @@ import pytest
 from manyheads.extras.research.comparison import Comparison, Example
 from manyheads.extras.research.paired import Paired
 
+pytestmark = pytest.mark.one_in(2, "pages in a browser")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

@@ -24,6 +24,7 @@ from manyheads.text.vocabulary import ByteVocabulary
 pytest.importorskip("playwright", reason="no playwright; pip install playwright")
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.one_in(2, "pages in a browser")
 PATIENCE_MILLISECONDS = 200_000
 expect.set_options(timeout=PATIENCE_MILLISECONDS)
 TEXT = "I am hungry.\n\nWhere is the station? The cat sees the dog."

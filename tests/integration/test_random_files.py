@@ -161,10 +161,12 @@ def judge_files(files: Files, seeds: range) -> list[str]:
     return wrong
 
 
+@pytest.mark.one_in(2, "random files")
 def test_translate_fifty_random_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert translate_files(Files(folder, monkeypatch), range(10_000, 10_050)) == []
 
 
+@pytest.mark.one_in(2, "random files")
 def test_score_and_evaluate_random_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge_files(Files(folder, monkeypatch), range(10_000, 10_040)) == []
 

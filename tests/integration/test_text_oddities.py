@@ -57,7 +57,7 @@ def judge() -> Iterator[Judge]:
     ("oddity", "command"),
     sliced(
         [(oddity, command) for oddity in QUICK for command in COMMANDS],
-        4,
+        6,
         "text oddities",
         lambda case: f"{case[0].id}-{case[1]}",
     ),

@@ -143,6 +143,7 @@ def test_a_driver_answers_by_nvidia_smi(tmp_path: Path, script: str, answers: bo
     assert done.stdout.strip() == str(answers)
 
 
+@pytest.mark.one_in(2, "environments with pip")
 def test_torch_is_installed_once_and_failures_have_pip_s_words(
     set_up: Any, python: Path, indexes: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -171,6 +172,7 @@ def test_torch_is_installed_once_and_failures_have_pip_s_words(
         real(python, "nothing", ["no-such-package-anywhere"])
 
 
+@pytest.mark.one_in(2, "environments with pip")
 def test_an_interrupted_set_up_is_made_whole_and_a_place_that_is_none_is_named(set_up, tmp_path, monkeypatch, capsys):
     venv.create(tmp_path / "venv")  # as Ctrl-C leaves it: Python, and no pip yet
     monkeypatch.setattr(set_up, "choose_torch", lambda *_, **__: None)
