@@ -15,8 +15,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def site_script(name: str) -> Any:
     """A script of docs/_site as a module."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / "_site" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     spec.loader.exec_module(module)
     return module

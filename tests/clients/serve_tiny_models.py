@@ -37,7 +37,6 @@ def main() -> int:
         languages = ["--source-lang", "en", "--target-lang", "de", "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen([*command, *languages], stderr=subprocess.PIPE, text=True, env=environment) as server:
-            assert server.stderr is not None
             line = server.stderr.readline().strip()
             address = line.rpartition(" ")[2]
             code = 1

@@ -21,8 +21,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "release" / "set_up.py"
 def set_up(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, on a machine without a GPU that waits for half a second."""
     spec = importlib.util.spec_from_file_location("set_up", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "set_up", module)
     spec.loader.exec_module(module)

@@ -40,7 +40,6 @@ def page(shown: Any) -> str:
     frame = re.fullmatch(
         r'<iframe srcdoc="([^"]*)" sandbox="allow-scripts allow-downloads".*</iframe>', forms(shown)["text/html"]
     )
-    assert frame is not None
     return html.unescape(frame[1])
 
 

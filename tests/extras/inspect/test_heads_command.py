@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +16,6 @@ from manyheads.models.head_names import parse_heads
 from manyheads.models.pretrained import load, read_config, save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.text.vocabulary import ByteVocabulary
-
-Program = Callable[..., int]
 
 REMOVED = ("encoder.0.self:1,3", "decoder.1.cross:0,1,2", "decoder.0.self:0")
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +12,6 @@ from manyheads.extras.inspect.blocks import blocks_of
 from manyheads.extras.inspect.drawings.architecture import architecture_figure, operations_figure
 
 pytest.importorskip("matplotlib")
-
-Program = Callable[..., int]
 
 
 def config_of(architecture: str, **changes: Any) -> Any:

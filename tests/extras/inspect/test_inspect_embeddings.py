@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +18,6 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("matplotlib")
-
-Program = Callable[..., int]
 
 
 @pytest.fixture(scope="module")

@@ -179,7 +179,6 @@ def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
         translator.translate([source for source, _ in pairs]), [reference for _, reference in pairs], languages={"de"}
     )
     stated = re.search(r"\| BLEU \| ([0-9.]+) \| `(.*)` \|", (packaged.FOLDER / "README.md").read_text())
-    assert stated is not None
     assert found.value == pytest.approx(float(stated[1]), abs=0.3)
     assert found.signature == stated[2].replace("\\|", "|")
 

@@ -2,7 +2,6 @@
 
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,6 @@ from manyheads.cli.lines.output import OutputCheck
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.hypothesis import repeats_itself
 from manyheads.text.tokenizer import Tokenizer
-
-Program = Callable[..., int]
-Stdin = Callable[[bytes], None]
 
 
 @pytest.mark.parametrize(

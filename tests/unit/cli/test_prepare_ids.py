@@ -1,12 +1,10 @@
 """`manyheads prepare --task lm` of what is no text: ids in binary files, and pictures."""
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")
 
 

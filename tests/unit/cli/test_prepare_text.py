@@ -164,7 +164,6 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, warm_program: list[str]) -> N
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert process.stdin is not None
     process.stdin.write(TEXT)
     process.stdin.flush()
     until = time.monotonic() + 300

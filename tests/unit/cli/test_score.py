@@ -1,7 +1,6 @@
 """`manyheads score`: a line of figures for a pair of lines."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,6 @@ import torch
 from manyheads.decoding.hypothesis import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.tasks.report import score_line
-
-Cli = Callable[..., int]
 
 
 @pytest.fixture

@@ -44,7 +44,6 @@ def prepared(folder: Path, vocabulary: Any = BYTES, **options: Any) -> TextData:
 
 
 def text_of(data: TextData, store: TokenStore | None) -> bytes:
-    assert store is not None
     return data.vocabulary.decode_bytes(store.ids.tolist())
 
 

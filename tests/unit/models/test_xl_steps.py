@@ -25,7 +25,6 @@ KINDS: dict[str, dict[str, Any]] = {
 def model_of(**changes: Any) -> LanguageModel:
     torch.manual_seed(2)
     model = build_model(replace(CONFIG, **changes)).eval()
-    assert isinstance(model, LanguageModel)
     for parameter in model.parameters():
         parameter.data = parameter.data * 5 if parameter.any() else torch.randn_like(parameter)  # biases begin at zero
     return model

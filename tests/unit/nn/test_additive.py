@@ -34,7 +34,6 @@ def test_in_a_layer(make_mask: Callable[[int, int, int], Mask | None], bf16: boo
         out, _ = layer(x, mask=make_mask(B, 5, 5))
     out.float().sum().backward()
     assert out.isfinite().all()
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     assert {name for name, _ in layer.named_parameters()} >= {"score.query_weight", "score.score_weight"}
 

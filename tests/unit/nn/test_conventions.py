@@ -25,7 +25,6 @@ FULL = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(4)) < 0.5 
 
 def written(mask: Mask, sizes: Sizes = SIZES) -> Tensor:
     found = dense_mask(mask, sizes.q_len, sizes.k_len, torch.device("cpu"))
-    assert found is not None
     return found.expand(sizes.batch, sizes.num_heads, sizes.q_len, sizes.k_len)
 
 
@@ -57,7 +56,6 @@ def test_each_reading(reading: str, named: bool, kind: str) -> None:
     else:
         mask = from_additive(torch.zeros(given.shape).masked_fill(~given, -torch.inf), SIZES, axes)
         allowed, _ = dense_bias(mask, 4, 5, torch.device("cpu"))
-        assert allowed is not None
         assert torch.equal(allowed.expand_as(FULL), meaning.expand_as(FULL))
         return
     assert torch.equal(written(mask), meaning.expand_as(FULL))
@@ -168,7 +166,6 @@ def test_a_bias_below_the_range_of_the_scores_does_not_forbid(path: str, dtype: 
     out, _ = layer(x, mask=Bias(lowest))
     out.float().sum().backward()
     assert out.isfinite().all()
-    assert x.grad is not None
     assert x.grad.isfinite().all()
     plain, _ = layer(x.detach())
     torch.testing.assert_close(out[:, [0, 1, 3]], plain[:, [0, 1, 3]], atol=0.02, rtol=0.02)

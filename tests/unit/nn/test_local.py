@@ -60,7 +60,6 @@ def test_slopes() -> None:
     assert local_slopes(1).tolist() == [1 / 2]
     layer = LocalSelfAttention(8, 2, chunk_len=4, chunks_before=2, sloped=True)
     penalties = layer.penalties()
-    assert penalties is not None
     assert penalties.shape == (2, 12)
     assert penalties[:, 3].tolist() == [3 / 2, 3 / 128]
     assert LocalSelfAttention(8, 2, chunk_len=4).penalties() is None
@@ -73,10 +72,8 @@ def test_trained_slopes_begin_as_the_others_and_learn() -> None:
     trained = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
     x = torch.randn(2, 14, 8)
     torch.testing.assert_close(trained(x), fixed(x))
-    assert trained.distance_penalties is not None
     trained(x).square().sum().backward()
     gradient = trained.distance_penalties.grad
-    assert gradient is not None
     # In a causal layer of chunks of 4 the last of 4 positions reaches back 7.
     assert gradient.shape == (2, 8)
     assert bool((gradient != 0).all())

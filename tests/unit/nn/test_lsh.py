@@ -240,7 +240,6 @@ def test_a_module_in_float16() -> None:
     out = module.half()(given, buckets=buckets)
     assert out.dtype == torch.float16
     out.sum().backward()
-    assert given.grad is not None
     assert given.grad.dtype == torch.float16
     torch.testing.assert_close(out.double(), exact, atol=0.02, rtol=0.02)
 
@@ -261,7 +260,6 @@ def test_given_buckets_and_other_rounds() -> None:
     module, x = attention(), torch.randn(2, 19, 12, dtype=torch.float64)
     lengths = torch.tensor([19, 8])
     buckets = module.buckets_of(x, lengths=lengths, seed=1)
-    assert buckets is not None
     assert bool((buckets[1, :, :, 8:] == module.num_buckets).all())
     torch.testing.assert_close(module(x, lengths=lengths, buckets=buckets), module(x, lengths=lengths, seed=1))
     more = module(x, seed=1, num_hashes=8)

@@ -231,7 +231,6 @@ def test_nothing_to_attend_to(path: str, bf16: bool, q_len: int, k_len: int, mas
     assert torch.equal(out[empty], bias.expand_as(out[empty]))
     out.float().sum().backward()
     for tensor in (query, key, *layer.parameters()):
-        assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
 
 

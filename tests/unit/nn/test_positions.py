@@ -136,8 +136,6 @@ def test_axial_positions_that_do_not_occur_have_no_gradient() -> None:
     positions = AxialPositions((4, 8), (2, 4))
     positions(torch.zeros(1, 11, 6)).sum().backward()
     rows, columns = positions.weights
-    assert rows.grad is not None
-    assert columns.grad is not None
     assert rows.grad.view(4, 2)[:, 0].tolist() == [8, 3, 0, 0]
     assert columns.grad.view(8, 4)[:, 0].tolist() == [2, 2, 2, 1, 1, 1, 1, 1]
 

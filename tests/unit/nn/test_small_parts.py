@@ -73,7 +73,6 @@ def test_the_unbiased_norm_survives_equal_numbers() -> None:
     out = UnbiasedLayerNorm(4)(x)
     out.sum().backward()
     assert torch.equal(out, torch.zeros(2, 4))
-    assert x.grad is not None
     assert x.grad.isfinite().all()
 
 
