@@ -15,9 +15,6 @@ from manyheads.extras.serving.server import Register, Server
 from manyheads.extras.serving.settings import ServingSettings
 
 BODY = b'{"text": "I am hungry."}'
-HALF = b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-
-
 @pytest.fixture(scope="module")
 def limited(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
     with running(replace(settings, read_seconds=2, max_connections_per_address=64)) as found:
