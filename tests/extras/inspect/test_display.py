@@ -160,6 +160,7 @@ def printed(outputs: list[dict[str, Any]], name: str) -> str:
     return "".join(output["text"] for output in outputs if output.get("name") == name)
 
 
+@pytest.mark.one_in(2, "runs in a kernel")
 @pytest.mark.parametrize(
     "backend",
     [
@@ -198,6 +199,7 @@ def test_a_kernel_shows_pictures_and_one_paragraph_of_an_error(kernel: Kernel, m
     assert "Traceback (most recent call last)" in "".join(fourth[0]["traceback"])
 
 
+@pytest.mark.one_in(2, "runs in a kernel")
 def test_training_in_a_kernel_has_one_line_and_the_curve(kernel: Kernel) -> None:
     start = "import manyheads, os\nos.environ['MANYHEADS_PRECISION'] = 'fp32'\n"
     first, second, third = kernel(
