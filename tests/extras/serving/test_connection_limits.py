@@ -15,6 +15,8 @@ from manyheads.extras.serving.server import Register, Server
 from manyheads.extras.serving.settings import ServingSettings
 
 BODY = b'{"text": "I am hungry."}'
+
+
 @pytest.fixture(scope="module")
 def limited(settings: ServingSettings) -> Iterator[tuple[Server, int]]:
     with running(replace(settings, read_seconds=2, max_connections_per_address=64)) as found:
