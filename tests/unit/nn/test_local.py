@@ -6,6 +6,7 @@ import pytest
 import torch
 from naive_attention import naive_dot_product_attention
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError
 from manyheads.nn.attention.local import LocalSelfAttention, local_attention
@@ -77,6 +78,23 @@ def test_trained_slopes_begin_as_the_others_and_learn() -> None:
     # In a causal layer of chunks of 4 the last of 4 positions reaches back 7.
     assert gradient.shape == (2, 8)
     assert bool((gradient != 0).all())
+
+
+def test_steps_of_ragged_rows_and_reordered_caches() -> None:
+    module = LocalSelfAttention(12, 2, 5, chunk_len=4).double().eval()
+    x = torch.randn(3, 27, 12, dtype=torch.float64)
+    whole, lengths = module(x), torch.tensor([7, 12, 3])
+    _, cache = module.step(x[:, :12], module.start(3), lengths)
+    order = torch.tensor([2, 0, 1])
+    branch = cache.clone().reorder(order)
+    module.step(x[:, :5], cache)
+    following = torch.stack([x[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    wanted = torch.stack([whole[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    counts = torch.tensor([9, 4, 1])
+    out, branch = module.step(following, branch, counts)
+    for row, count in enumerate(counts.tolist()):
+        torch.testing.assert_close(out[row, :count], wanted[row, :count])
+    assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
 
 
 def test_refusals() -> None:

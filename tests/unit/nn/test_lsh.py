@@ -8,6 +8,7 @@ import pytest
 import torch
 from naive_attention import naive_dot_product_attention, naive_lsh_attention
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from manyheads.errors import ConfigError, RequestError, ShapeError
 from manyheads.nn.attention.local import LocalSelfAttention
@@ -202,6 +203,25 @@ def test_automatic_buckets() -> None:
 def attention(**options: Any) -> LSHSelfAttention:
     settings = replace(LSHSettings(chunk_len=CHUNK, num_hashes=3), **options)
     return LSHSelfAttention(12, H, D, settings=settings, max_len=32).double().eval()
+
+
+def test_steps_of_ragged_rows_and_reordered_caches() -> None:
+    module, x = attention(), torch.randn(3, 27, 12, dtype=torch.float64)
+    whole, lengths = module(x, seed=4), torch.tensor([7, 12, 3])
+    _, cache = module.step(x[:, :12], module.start(3, seed=4), lengths)
+    order = torch.tensor([2, 0, 1])
+    branch = cache.clone().reorder(order)
+    module.step(x[:, :5], cache)  # uses this one up, and not the branch
+    following = torch.stack([x[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    wanted = torch.stack([whole[row, n : n + 9] for row, n in enumerate(lengths.tolist())])[order]
+    out, branch = module.step(following[:, :2], branch)
+    torch.testing.assert_close(out, wanted[:, :2])
+    counts = torch.tensor([7, 4, 1])
+    out, branch = module.step(following[:, 2:], branch, counts)
+    for row, count in enumerate(counts.tolist()):
+        torch.testing.assert_close(out[row, :count], wanted[row, 2 : 2 + count])
+    assert branch.past.row_lengths().tolist() == [12, 13, 15]
+    assert all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(branch))
 
 
 def test_a_cache_that_is_reset_does_not_grow() -> None:
