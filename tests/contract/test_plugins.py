@@ -148,7 +148,6 @@ assert main([*debug, "--architecture", "bad", "--resume", "none"]) == 2
 """
 
 
-@pytest.mark.one_in(2, "plug-ins that fail")
 def test_a_plugin_that_cannot_be_imported_hides_no_other_entry(run, tmp_path):
     points = {
         "architecture.bad": "broken_plugin:BAD",
@@ -189,7 +188,6 @@ for number, command in enumerate(clashes.values()):
 """
 
 
-@pytest.mark.one_in(2, "plug-ins that fail")
 def test_names_that_there_are(run, tmp_path):
     """Each is refused where it is asked for, also those of this package; all others are there."""
     installed(tmp_path, dict.fromkeys(CLASHES, "not_there:ENTRY"))

@@ -63,7 +63,6 @@ def test_two_ranks_are_one(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     compare(ranks, tmp_path, kind, {2: "ddp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
 
 
-@pytest.mark.one_in(2, "runs of ranks")
 def test_packed_batches_on_two_ranks(ranks: Ranks, tmp_path: Path) -> None:
     """Dropout by the number of the sentence and the position, wherever it lies in the row of a rank."""
     sections = {"data": {"batching": "packed", "max_tokens": 128}, "model": {"attention_dropout": 0.0}}
@@ -76,7 +75,6 @@ def test_parts_are_the_whole(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     compare(ranks, tmp_path, kind, {3: "fsdp"}, tolerance=1e-9, steps=6, dropout=kind not in EXEMPT_DROPOUT)
 
 
-@pytest.mark.one_in(2, "runs of ranks")
 def test_muon_in_parts(ranks: Ranks, tmp_path: Path) -> None:
     """Also of parameters that layers share."""
     model = {"relative_bias": 3, "positions": "none", "num_encoder_layers": 2, "num_decoder_layers": 2}
@@ -91,7 +89,6 @@ def test_the_main_rank_decides_the_precision_of_all(ranks: Ranks, tmp_path: Path
     assert answers == ["bf16", "bf16"]
 
 
-@pytest.mark.one_in(2, "runs of ranks")
 def test_ranks_agree_on_the_best_checkpoint_and_on_patience(ranks: Ranks, tmp_path: Path) -> None:
     """The second validation is better than the first on one rank, and equal on the other."""
     sections = {"validation": {"every_steps": 3, "patience": 2}, "training": {"max_steps": 12, "save_every": 0}}
@@ -99,14 +96,12 @@ def test_ranks_agree_on_the_best_checkpoint_and_on_patience(ranks: Ranks, tmp_pa
     assert answers == [{"step": 9, "stopped_by": "patience", "best_step": 3}] * 2
 
 
-@pytest.mark.one_in(2, "runs of ranks")
 def test_metrics_that_cannot_be_written_do_not_part_the_ranks(ranks: Ranks, tmp_path: Path) -> None:
     sections = {"training": {"on_save_error": "continue"}}
     answers = ranks.run(2, "full disk", kind="transformer", run_dir=tmp_path, sections=sections, timeout=5)
     assert answers == [{"step": 9, "stopped_by": "steps"}] * 2
 
 
-@pytest.mark.one_in(2, "runs of ranks")
 @pytest.mark.parametrize("raises", [False, True], ids=["stops", "raises"])
 def test_callbacks_of_the_main_rank_alone(ranks: Ranks, tmp_path: Path, raises: bool) -> None:
     """Where one stops the run all ranks end after the same step; where it raises they all go on."""

@@ -77,7 +77,7 @@ def pip_reads(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", index)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("pip_index", "cpu_index", "has_driver", "chosen", "said"),
     [
