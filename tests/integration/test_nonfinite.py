@@ -119,7 +119,6 @@ def named(case: Injection, target: str, fault: Any) -> bool:
     return bool(target.startswith(module) and module)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case", injections(len(KINDS) + 1), ids=lambda case: f"{case.kind}-{case.optimiser}-{case.precision}"
 )

@@ -89,7 +89,7 @@ def test_patterns_are_found() -> None:
     assert len(PATTERNS) > 80
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_time_grows_with_the_text(name: str) -> None:
     assert grows_in_proportion(PATTERNS[name]) is None

@@ -110,7 +110,7 @@ WORK = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WORK)
 def test_time_grows_with_the_size(name: str) -> None:
     assert_grows_in_proportion(WORK[name], 125)

@@ -261,7 +261,6 @@ def test_a_kept_element_without_an_end_is_a_tag(translated: Callable[..., str]) 
     assert translated("use <code>a *b* now", "markdown") == "USE <code>A *B* NOW"
 
 
-@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "part", ["[^", "<code>", "<a>", "</b>", "a<b>  \n", "<ruby><rt>", "<rt></rt>", "<div translate=no>\n\na\n\n"]
 )

@@ -191,7 +191,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 def test_the_time_grows_with_the_length_alone(fragment: str) -> None:
     """A client of a server chooses the text."""

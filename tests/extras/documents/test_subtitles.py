@@ -303,7 +303,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 @pytest.mark.parametrize("format_name", ["srt", "vtt"])
 def test_the_time_grows_with_the_length_alone(fragment: str, format_name: str) -> None:

@@ -42,7 +42,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-4, abs=1e-5))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["positions.png", "smoothing.png", "schedule.png", "rates.png", "segments.png", "architecture.png"]
 )

@@ -273,7 +273,6 @@ ODD = [
 ]
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
 def test_info_of_a_run_with_json_of_another_shape(run: Path, text: str) -> None:
     """It is described or refused, never a bug of ours."""
