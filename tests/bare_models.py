@@ -4,8 +4,6 @@ They check nothing, know no padding, and have no options. `launches.Launches` co
 step is that of a run (`TrainStep`): weights cast once, checks, clipping and update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A clock for tests: seconds pass when they say so."""
 
-from __future__ import annotations
-
 __all__ = ["Clock"]
 
 

@@ -1,7 +1,5 @@
 """Shared by all tests: runtime checks of tensor shapes, the folder of large fixtures, one thread a process."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Whether a name that a page of documentation writes in code exists: a thing in Python, a setting, or a command."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Pages of documentation taken apart: blocks of code, what they print, and why some are not run."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
@@ -17,8 +15,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 def site_script(name: str) -> Any:
     """A script of docs/_site as a module."""
     spec = importlib.util.spec_from_file_location(name, REPOSITORY / "docs" / "_site" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     spec.loader.exec_module(module)
     return module

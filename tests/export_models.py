@@ -1,7 +1,5 @@
 """Tiny models for the tests of exports, with weights that make their outputs differ from one another."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

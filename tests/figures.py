@@ -3,8 +3,6 @@
 A test states what it counted by the fixture `figure`; the file also says whether that test passed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

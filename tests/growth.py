@@ -1,7 +1,5 @@
 """Whether work takes time in proportion to its size; for readers, whose input strangers choose."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from time import process_time

@@ -1,7 +1,5 @@
 """Small models of every architecture that has a class in transformers, in folders of manyheads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

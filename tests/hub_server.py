@@ -1,7 +1,5 @@
 """A small server on loopback that speaks the endpoints of the Hugging Face hub which uploads and downloads use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

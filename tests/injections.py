@@ -1,7 +1,5 @@
 """NaN and infinity put into a step of training, wherever it can meet them; `integration/test_nonfinite.py` uses it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Torch chooses some operations by device: attention, dropout, and updates of many
 them on `meta` what they are on CUDA. What it cannot show is time.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

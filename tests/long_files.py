@@ -1,7 +1,5 @@
 """The files of tests that take longest, so that processes which share the files end at the same time."""
 
-from __future__ import annotations
-
 from pathlib import PurePosixPath
 
 import pytest

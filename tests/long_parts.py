@@ -4,8 +4,6 @@
 to FILE (reliability.json). Without names, all of them; `--list` shows them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Marian models as transformers would save them, made here: SentencePiece models from a little text, random weights."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `peer_state` returns the same weights as transformers' MarianMTModel holds them.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attention in float64 with one loop per sentence, head and query: the reference for all implementations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ It shares no code with `decoding.search`, and without early stopping it always c
 `naive_marian_search` is the reference for `decoding.search_problem.MarianRules`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Modules with names and attributes of the original Transformer-XL, to be pickled whole. They compute nothing."""
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The data in pages that work offline: `manyheads.extras.inspect.drawings.pages`."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
@@ -10,5 +8,4 @@ from typing import Any
 def record_of(page: str) -> Any:
     """Return the record that a page was made of."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     return json.loads(found[1])

@@ -1,7 +1,5 @@
 """A page's blocks as cells of one kernel; `manyheads` in `%%sh` cells runs in the kernel, which takes less time."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

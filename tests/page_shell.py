@@ -1,7 +1,5 @@
 """Lines of shell as pages of documentation have them; `manyheads` runs in this process, which takes less time."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

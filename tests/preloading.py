@@ -1,7 +1,5 @@
 """Imports what a run imports on its way, so that processes which are forked from this one need not."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """A tiny model folder with a tokenizer, and a way to run the program inside the test's own process."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import sys

@@ -7,8 +7,6 @@ The names are `manyheads.__all__`, `manyheads.nn.__all__`, and those of other mo
 Nothing is imported: the signatures are read from the sources.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Jobs on several ranks, for tests: see `integration/rank_worker.py`."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -32,8 +30,6 @@ class Ranks:
 
     def try_run(self, world: int, job: str, **options: Any) -> list[Any]:
         """The same, errors included."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         plain = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         self._process.stdin.write(json.dumps({"world": world, "job": job, **plain}) + "\n")
         self._process.stdin.flush()
@@ -41,6 +37,5 @@ class Ranks:
         return answers
 
     def close(self) -> None:
-        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=300)

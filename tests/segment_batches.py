@@ -1,7 +1,5 @@
 """Batches of segments for tests of language models."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

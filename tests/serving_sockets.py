@@ -1,7 +1,5 @@
 """A server in a thread of the test, and bytes on real sockets."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

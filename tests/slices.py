@@ -1,7 +1,5 @@
 """Slices of long lists of cases: `make test` runs a part, another one each time, `make check-long` the others."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Pairs of lists, written as a store of pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

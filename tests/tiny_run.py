@@ -1,7 +1,5 @@
 """A run of a few steps with everything in it that a checkpoint must know: accumulation, dropout, EMA, patience."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

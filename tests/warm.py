@@ -4,8 +4,6 @@ What holds from the start of Python on (help without torch, variables that are r
 with processes of its own.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

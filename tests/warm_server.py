@@ -5,8 +5,6 @@ brings arguments, environment, folder and the open ones of the descriptors 0, 1 
 was started with these. It ends when nobody is connected any more.
 """
 
-from __future__ import annotations
-
 import array
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """In which order a durable save must do things: checked on recorded operations, whoever recorded them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,7 +24,6 @@ def commits(operations: list[Operation]) -> list[int]:
 def check_order(operations: list[Operation], number: int) -> None:
     """Everything below the renamed path was synced before, its manifest last, and the parent is synced next."""
     rename = operations[number]
-    assert rename.target is not None
     begin = max(
         i for i in range(number) if operations[i].path == rename.path and operations[i].kind in ("mkdir", "create")
     )

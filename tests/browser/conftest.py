@@ -1,7 +1,5 @@
 """A browser without a window, where there is one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

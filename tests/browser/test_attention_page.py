@@ -1,7 +1,5 @@
 """The page of attention in a browser: pickers, pointer, keys, pictures to save; nothing on the console or the wire."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time
@@ -17,6 +15,7 @@ from slices import sliced
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
 from manyheads.extras.inspect.drawings.pages import attention_page, save_page, write_page
 
+pytestmark = pytest.mark.one_in(2, "pages in a browser")
 WORDS = [
     "The",
     "cat",

@@ -1,7 +1,5 @@
 """The page that compares models, in a browser: order, search, more; nothing on the console or the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 
 from manyheads.extras.research.comparison import Comparison, Example, Paired
 
+pytestmark = pytest.mark.one_in(2, "pages in a browser")
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

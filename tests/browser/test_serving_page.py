@@ -1,7 +1,5 @@
 """The server's page in a browser: typing, hovering, alternatives, forced words, errors, the keyboard."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from manyheads.text.vocabulary import ByteVocabulary
 pytest.importorskip("playwright", reason="no playwright; pip install playwright")
 from playwright.sync_api import expect
 
+pytestmark = pytest.mark.one_in(2, "pages in a browser")
 PATIENCE_MILLISECONDS = 200_000
 expect.set_options(timeout=PATIENCE_MILLISECONDS)
 TEXT = "I am hungry.\n\nWhere is the station? The cat sees the dog."

@@ -1,7 +1,5 @@
 """The documentation as a site, read from a disk by a browser: axe-core finds nothing grave, and Chinese is at home."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The exported page in Chromium: it translates in the browser, as the model does, and without a network."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import os

@@ -5,8 +5,6 @@ who adds must remove. `--lower` writes the figures of today as ceilings, where t
 here raises one. `--no-journeys` takes three seconds.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -6,8 +6,6 @@ runs one journey in this process and prints its files as JSON. A module's top le
 body of a class does. FOLDER holds the runs: `train` makes them, the others read them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

@@ -10,8 +10,6 @@ with 1 after a failure. Images, containers, volumes and networks lie in a folder
 end; with --keep it stays, so that the next run is fast.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -173,7 +171,6 @@ def memory_of(process: int) -> int:
     """Return the resident memory of a process in bytes."""
     status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
     found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    assert found is not None
     return int(found[1]) * 1024
 
 

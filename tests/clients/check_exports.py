@@ -6,8 +6,6 @@ python5, python4: of the environments with transformers 5 and 4 (`exports-transf
 folder into which npm installed transformers.js. Exits with 1 after a failure. `make check-export` calls this.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -3,8 +3,6 @@
 Nothing is sent: Weights & Biases is offline (WANDB_MODE), the others keep files in a temporary folder.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

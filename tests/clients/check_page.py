@@ -5,8 +5,6 @@
 Every state is looked at in light and dark, on a wide screen and at 390 pixels. The pictures are for people.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

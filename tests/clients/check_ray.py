@@ -6,8 +6,6 @@ Clients send without a pause. After a third of the time one replica is killed. W
 be answered; what the killed one was computing is lost, and at most so many requests are.
 """
 
-from __future__ import annotations
-
 import argparse
 import http.client
 import json

@@ -7,8 +7,6 @@ manyheads; the folder for Node has the packages of package.json. Prints a line p
 `make check-serving` does all of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -50,8 +48,6 @@ def check_openai(url: str, options: argparse.Namespace) -> None:
         model=NOVEL, prompt=[[65, 66, 67]], echo=True, max_tokens=1, logprobs=1, temperature=0
     )
     found = scored.choices[0].logprobs
-    assert found is not None
-    assert found.token_logprobs is not None
     assert found.token_logprobs[0] is None
     assert len(found.token_logprobs) == 4
     for wrong, kind in (
@@ -180,7 +176,6 @@ def _keyed_server(options: argparse.Namespace, folder: Path) -> Iterator[tuple[s
         "cpu", "--source-lang", "en", "--target-lang", "de", "--api-key-file", keys, "--glossaries", folder / "kept",
     ]  # fmt: skip
     with subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
         line = running.stderr.readline().strip()
         try:
             assert "http" in line, line

@@ -8,8 +8,6 @@ A folder for each model:
     expected.npz    log-probabilities of the first outputs, with teacher forcing; of a language model, of its texts
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

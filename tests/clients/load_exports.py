@@ -5,8 +5,6 @@
 A folder is one of `exports_to_check.py`. Prints a line for each model; exits with 1 after a failure.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

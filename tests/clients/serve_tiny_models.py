@@ -6,8 +6,6 @@ The program also gets the server's address, the folder of the models (--models),
 code is the program's, or 1 if the server does not end in order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal
@@ -39,7 +37,6 @@ def main() -> int:
         languages = ["--source-lang", "en", "--target-lang", "de", "--device", "cpu"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with subprocess.Popen([*command, *languages], stderr=subprocess.PIPE, text=True, env=environment) as server:
-            assert server.stderr is not None
             line = server.stderr.readline().strip()
             address = line.rpartition(" ")[2]
             code = 1

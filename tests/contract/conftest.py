@@ -9,8 +9,6 @@ parameter alone {".../test_name[parameter]": "reason"}; `*` stands for every tes
 reason.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -236,9 +234,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         first = item.get_closest_marker("first_variant")
         if first and (not is_first or subject.architecture in first.args):
             item.add_marker(pytest.mark.slow)
-        is_bf16_variant = given.get("precision") == "bf16" and not subject.name.endswith("/debug")
-        if is_bf16_variant and not is_in_sample(item.name, 4):
-            item.add_marker(pytest.mark.slow)
+        if not subject.name.endswith("/debug"):
+            if given.get("precision") == "bf16" and not is_in_sample(item.name, 4):
+                item.add_marker(pytest.mark.slow)
+            if not item.get_closest_marker("golden"):
+                item.add_marker(pytest.mark.one_in(2))
         for owner in (subject.architecture, subject.name):
             for test in (item.originalname, "*"):
                 for case in (test, *(f"{test}[{part}]" for part in item.callspec._idlist)):

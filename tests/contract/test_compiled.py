@@ -1,7 +1,5 @@
 """Compiled, the model says and learns the same. Dynamo cannot trace the shape checks, hence `unhooked`."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any
@@ -42,10 +40,12 @@ def check_training(subject: Any, precision: Any, make_batch: Any, backend: str) 
         assert (one - true).abs().max().item() <= allowed
 
 
+@pytest.mark.one_in(2, "compiled contracts")
 def test_compiled_training_step(subject: Any, precision: Any, make_batch: Any) -> None:
     check_training(subject, precision, make_batch, "aot_eager")
 
 
+@pytest.mark.one_in(2, "compiled contracts")
 @pytest.mark.first_variant("reformer-seq2seq")  # its cache breaks the graph into a hundred
 def test_compiled_decoding_step(subject: Any, precision: Any, make_batch: Any) -> None:
     model, batch = subject.build(num_encoder_layers=1, num_decoder_layers=1), make_batch([5, 2], [6, 6])
@@ -97,6 +97,7 @@ def segments(lengths: list[int], seed: int = 0) -> Any:
     return SegmentBatch(tokens[:, :-1], tokens[:, 1:], torch.tensor(lengths), resets, torch.arange(2))
 
 
+@pytest.mark.one_in(2, "compiled contracts")
 def test_compiled_training_with_memory(language_model: Any, precision: Any) -> None:
     """Segments in a row, one of them ragged, a lane forgotten."""
     model = language_model.build(dropout=0.0, num_layers=1, memory_len=5).train()
@@ -121,6 +122,7 @@ def test_compiled_training_with_memory(language_model: Any, precision: Any) -> N
         assert (one - true).abs().max().item() <= allowed
 
 
+@pytest.mark.one_in(2, "compiled contracts")
 def test_compiled_generation_step(language_model: Any, precision: Any) -> None:
     model = language_model.build(num_layers=1)
     compiled = torch.compile(model.step, backend="aot_eager")

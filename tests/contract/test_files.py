@@ -1,7 +1,5 @@
 """What goes into files: the same model comes back, under names that do not change."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

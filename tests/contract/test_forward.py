@@ -1,7 +1,5 @@
 """One pass over a batch: shapes, no leak from the future or from padding, loss and gradients."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Contracts of language models that hash: exact causality whatever the hashes, replayed hashes, seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

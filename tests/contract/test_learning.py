@@ -1,13 +1,12 @@
 """The debug preset learns one batch by heart, in fp32 and bf16."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import torch
 
 
+@pytest.mark.one_in(2, "learned by heart")
 @pytest.mark.first_variant
 def test_one_batch_is_learned_by_heart(subject: Any, precision: Any, make_batch: Any) -> None:
     """And said again token by token from the cache: what was learned is what is decoded."""

@@ -1,7 +1,5 @@
 """Plain and fast: the same loss, gradients and buffers, whatever the architecture and its parts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

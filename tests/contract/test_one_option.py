@@ -1,7 +1,5 @@
 """An option of search is one field: a copy of the package gets it, and it is everywhere an option is."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

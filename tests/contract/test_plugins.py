@@ -4,8 +4,6 @@ Installed (entry points) and given by `--plugin`, its entries are prepared, trai
 by the commands, and the package is not changed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Contracts of language models with reversible layers: plain gradients, and memory that does not grow with depth."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

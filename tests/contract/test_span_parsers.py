@@ -1,7 +1,5 @@
 """What every chart parser of the table must hold: states of words and their neighbours, charts, and a loss."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token by token with a state, against the whole prefix at once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

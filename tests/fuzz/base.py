@@ -1,7 +1,5 @@
 """The honest files from which cases are made: a tiny run with its model and data, a language model, texts, pictures."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -20,8 +20,6 @@ All cases that were reported, and where each is tested (below `tests/`; the name
   `integration/test_nonfinite.py::test_weights_that_an_update_made_bad_are_not_saved`
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Callable, Iterator, Mapping

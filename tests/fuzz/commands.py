@@ -1,7 +1,5 @@
 """Random command lines, drawn from the options' own tables, with values that are right, odd or hostile."""
 
-from __future__ import annotations
-
 import types
 from dataclasses import dataclass
 from pathlib import Path

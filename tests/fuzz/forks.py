@@ -4,8 +4,6 @@ A fork has everything imported already, so a case takes milliseconds. torch must
 do not exist in a fork, and what waits for them hangs. So the processes that use this set OMP_NUM_THREADS=1.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -7,8 +7,6 @@ byte of a case is the number of its reader. What is found is minimised and writt
 (`make fuzz-guided` installs it).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

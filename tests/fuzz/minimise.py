@@ -1,7 +1,5 @@
 """Smaller cases with the same fault, by leaving out parts ("ddmin" of Zeller and Hildebrandt 2002, in short)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -6,8 +6,6 @@ gzip stays packed. A quarter of the mutations is of bytes, whatever the kind.
 Every mutation draws from a `random.Random`, so a seed repeats it; hypothesis hands one that it can shrink.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import struct

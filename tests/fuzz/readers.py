@@ -4,8 +4,6 @@ A reader takes a file and either returns or raises a `ManyHeadsError` (or a `Ref
 is a fault.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

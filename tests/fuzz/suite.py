@@ -5,8 +5,6 @@ file of tests/fuzz/found.
 `slice`: a short campaign.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -22,8 +20,8 @@ from fuzz.forks import MOST_SECONDS, forked
 
 __all__ = ["main"]
 
-READ_EACH = 5
-COMMANDS = 8
+READ_EACH = 3
+COMMANDS = 4
 
 
 def wrong_with(case: Case, folder: Path) -> str:
@@ -76,7 +74,7 @@ def main() -> int:
     times = {}
     cases = [case for case in make_cases(folder / "honest", folder / "cases") if case.slow == (mode == "slow")]
     report["cases"] = {}
-    chosen = drawn(len(cases), 4, "reported cases") if mode == "quick" else range(len(cases))
+    chosen = drawn(len(cases), 8, "reported cases") if mode == "quick" else range(len(cases))
     for case in (cases[place] for place in sorted(chosen)):
         begun = time.monotonic()
         report["cases"][case.name] = wrong_with(case, folder / "cases")

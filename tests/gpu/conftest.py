@@ -3,8 +3,6 @@
 Every test runs on the CPU as well, so that it is itself tested where there is no GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Every kind of attention on the device against the loop in float64, forward and gradients, in float32 and bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

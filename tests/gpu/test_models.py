@@ -1,7 +1,5 @@
 """A training step of each architecture on the device, compiled steps, and steps of a search that never wait for it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

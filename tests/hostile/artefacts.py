@@ -1,7 +1,5 @@
 """Every hostile artefact: how it is made, and the calls that it is offered to."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The honest things that artefacts are made of: a small run, its model, its data, two texts."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Prints one JSON object: for each call, what it was, its exit code, what it printed, and what it did besides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -159,7 +157,7 @@ def run(folder: Path, full: bool, only: str = "") -> dict[str, Any]:
     limit_memory()
     before = digest(work / "base")
     records = []
-    chosen = range(len(ARTEFACTS)) if full or only else drawn(len(ARTEFACTS), 5, "artefacts")
+    chosen = range(len(ARTEFACTS)) if full or only else drawn(len(ARTEFACTS), 10, "artefacts")
     for number, artefact in enumerate(ARTEFACTS):
         if number in chosen and only in artefact.name and (full or not artefact.slow):
             records += offer(artefact, base, work / str(number), guard, full)

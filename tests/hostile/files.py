@@ -1,7 +1,5 @@
 """Single hostile files: settings in YAML, texts, archives."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import zipfile

@@ -1,7 +1,5 @@
 """Folders of models, runs and data with something hostile in them, sealed with manifests that fit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

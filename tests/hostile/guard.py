@@ -1,7 +1,5 @@
 """An audit hook that notes and forbids what a file must never bring a reader to do. It cannot be taken off again."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Other implementations' models, hostile: what `convert` may be given."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Every payload appends a line to a canary file, so whoever runs one leaves a trace.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import struct

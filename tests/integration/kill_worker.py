@@ -6,8 +6,6 @@ that folder. Lines out: the child's process id, then, once it is gone, its exit 
 FOLDER.step holds the last step that was done, FOLDER.last the operation before which the child killed itself.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

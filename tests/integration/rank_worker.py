@@ -4,8 +4,6 @@ Lines in: JSON `{"world": 2, "job": "steps", ...}`. Lines out: JSON, a list of w
 `{"error": ...}` in the place of one that raised.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -3,8 +3,6 @@
 Out, as JSON: how many verifications passed, and what went wrong with folders that were there all the while.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import select

@@ -1,7 +1,5 @@
 """`recipes/ablation.py`: it trains every row with every seed once, goes on where it was stopped, and says mistakes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -4,8 +4,6 @@ Blocks of these pages are not run: they are those of the English pages. What cha
 `docs/_site/chinese.py --report` lists it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import posixpath
 import re

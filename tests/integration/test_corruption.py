@@ -4,8 +4,6 @@ Each mutation is applied to a fresh copy, which is then read in every way that t
 be what was written, and if the damaged part was to be read there must be a message about it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Search over the real model: with its key-value state it must find what recomputing everything finds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

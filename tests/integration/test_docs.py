@@ -4,8 +4,6 @@ Python blocks of a page share one namespace and a folder; commands run there too
 afford (`CUTS`); a block that cannot run here says why in a comment above it, and `NOT_RUN` lists those.
 """
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import gzip

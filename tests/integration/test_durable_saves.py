@@ -1,7 +1,5 @@
 """A reader in another process never sees a half; and the system calls, as strace sees them, come in the right order."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

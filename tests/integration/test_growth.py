@@ -3,8 +3,6 @@
 Linux only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

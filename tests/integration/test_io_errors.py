@@ -1,7 +1,5 @@
 """ENOSPC, EDQUOT, EIO, EROFS, EACCES at every operation of a save, of a run and of `prepare`; real full disks."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

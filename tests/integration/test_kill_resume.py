@@ -1,7 +1,5 @@
 """A run that is killed at random moments ends with the same bytes as one that was left alone."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -5,8 +5,6 @@ set) or `bytes`, which is one text without documents: then ids take one byte, an
 Linux only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

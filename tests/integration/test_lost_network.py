@@ -1,7 +1,5 @@
 """Two ranks in network namespaces of their own, joined by one cable that is pulled out: no packet says so."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """NaN and infinity, put wherever a step can meet them, stop the step before its update and are named (R12)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

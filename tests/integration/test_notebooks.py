@@ -1,7 +1,5 @@
 """The notebooks of docs/notebooks: cells of the pages, run whole, within their limits; and what is said of bad ones."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

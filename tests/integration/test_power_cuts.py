@@ -1,7 +1,5 @@
 """All changes that a training run makes on disk are recorded; a crash after any of them leaves a run that goes on."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Lines in = lines out, in order, whatever stands in them: random files through translate, score and evaluate."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys
@@ -163,10 +161,12 @@ def judge_files(files: Files, seeds: range) -> list[str]:
     return wrong
 
 
+@pytest.mark.one_in(2, "random files")
 def test_translate_fifty_random_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert translate_files(Files(folder, monkeypatch), range(10_000, 10_050)) == []
 
 
+@pytest.mark.one_in(2, "random files")
 def test_score_and_evaluate_random_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge_files(Files(folder, monkeypatch), range(10_000, 10_040)) == []
 

@@ -4,8 +4,6 @@ The first is `make demo`'s; every file that a later command reads was written by
 (`CUTS`): smaller models, fewer steps. What the page translates with is the model of the package.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -3,8 +3,6 @@
 `make test` reads them all; the long check runs the commands.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

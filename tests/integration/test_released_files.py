@@ -1,7 +1,5 @@
 """Files that earlier versions wrote: every folder of tests/golden that is named as a version is read and used."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/reproducing.md: a row for every table of the papers, commands that are understood, figures that are recorded."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Whatever affects the next step is in a checkpoint: a run in many parts has the bytes of one in a single part."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from collections.abc import Callable

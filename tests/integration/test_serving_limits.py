@@ -1,7 +1,5 @@
 """R8 and R9 where the machine has no more to give: little memory (`ulimit -v`) and a full disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Long work takes no more memory at its end than after its beginning, and leaves nothing over."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pages of docs/sources: every name of the tables is there, and the tables hold the names that our loaders know."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

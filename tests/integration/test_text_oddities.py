@@ -1,7 +1,5 @@
 """The table of text oddities, row by row: every command does what is written of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import tempfile
@@ -59,7 +57,7 @@ def judge() -> Iterator[Judge]:
     ("oddity", "command"),
     sliced(
         [(oddity, command) for oddity in QUICK for command in COMMANDS],
-        4,
+        6,
         "text oddities",
         lambda case: f"{case[0].id}-{case[1]}",
     ),

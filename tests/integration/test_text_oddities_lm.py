@@ -4,8 +4,6 @@ What is expected follows from the table: the lines that `translate` reads are th
 refused in the same words. As bytes, a file comes back bit for bit whatever is in it.
 """
 
-from __future__ import annotations
-
 import gzip
 import shutil
 import tempfile
@@ -136,7 +134,7 @@ def check_bytes(base: Path, oddity: Oddity) -> None:
         assert made == raw
 
 
-@pytest.mark.parametrize("oddity", sliced(QUICK, 3, "text oddities of language models", lambda oddity: oddity.id))
+@pytest.mark.parametrize("oddity", sliced(QUICK, 5, "text oddities of language models", lambda oddity: oddity.id))
 def test_a_quick_oddity(base: Path, oddity: Oddity) -> None:
     check_pieces(base, oddity)
     check_bytes(base, oddity)

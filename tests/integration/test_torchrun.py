@@ -1,7 +1,5 @@
 """Runs under torchrun: signals, lost ranks, beginning again."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Trains a few steps in the folder given and writes down, beside it, what the recording layer of the tests has seen."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

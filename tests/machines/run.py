@@ -6,8 +6,6 @@ Without a class all are run: of each environment only the part of the tests that
 gets all tests. The first class that fails ends it, with the exit code of its tests.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -5,8 +5,6 @@
 `replacement`, and `test` (what must fail). The long check applies each to a copy of the sources.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -14,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +36,18 @@ def source_of(text: str, function: str) -> tuple[int, int]:
     lines = [0]
     for line in text.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
-    body: list[ast.stmt] = ast.parse(text).body
+    body: list[ast.stmt] = parsed(text).body
     for name in function.split("."):
         found = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "name", None) == name]
         [node] = [node for node in found if isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_overload(node)]
         body = node.body
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return lines[first - 1], lines[node.end_lineno or first]
+
+
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def is_overload(node: ast.FunctionDef | ast.ClassDef) -> bool:

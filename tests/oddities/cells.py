@@ -1,7 +1,5 @@
 """What a command is expected to make of an odd text: said to people in the page, and checked in the tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Kinds of oddities that behave alike: taken line by line, refused by all, too long, without a partner, empty."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -1,7 +1,5 @@
 """Files that are odd as files: a way to each, made afresh in a folder for every command."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

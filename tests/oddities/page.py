@@ -1,7 +1,5 @@
 """The page `docs/text-oddities.md`, from the table. `python tests/oddities/page.py` writes it anew."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

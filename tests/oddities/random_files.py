@@ -1,7 +1,5 @@
 """Random files that mix all that is odd within a text, and their lines, found in another way than the reader's."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Running a command on an oddity, within this process, and reading what it made."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from io import BytesIO, StringIO, TextIOWrapper

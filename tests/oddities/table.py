@@ -1,7 +1,5 @@
 """The table of text oddities: what each of five commands makes of each. The page and the tests both come from it."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json

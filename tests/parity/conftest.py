@@ -1,7 +1,5 @@
 """The folder of parity fixtures: each is NAME.json and NAME.safetensors, made by another implementation."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ writes tests/parity/fixtures/PEER-N: a checkpoint with the contents that the pee
 they import and that these models do not use are replaced by empty ones.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import sys

@@ -1,7 +1,5 @@
 """Rotary positions, grouped queries, RMS norm and SwiGLU against transformers' Llama, random weights in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

@@ -4,8 +4,6 @@ It is no dependency. `pip install transformers` (4.35 or 5) into the environment
 MANYHEADS_LIVE_MODELS is how many models are made (6).
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

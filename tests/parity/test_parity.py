@@ -1,7 +1,5 @@
 """Every fixture of the folder against our module with the peer's weights: all outputs, all gradients."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random models that fairseq, OpenNMT-py and JoeyNMT made, from their checkpoints (`make_plain_transformers.py`)."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The TensorFlow original of Transformer-XL: its own checkpoints, what it computed from them, and its evaluation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

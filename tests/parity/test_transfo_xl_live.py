@@ -3,8 +3,6 @@
 It is no dependency; see test_marian_live.py. MANYHEADS_LIVE_MODELS is how many models are made (6).
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

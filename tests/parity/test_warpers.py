@@ -1,7 +1,5 @@
 """Filters of sampling against those of transformers, id by id."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

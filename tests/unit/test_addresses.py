@@ -1,7 +1,5 @@
 """Where the project can be found, and what follows for instructions: addresses.toml, the metadata, CITATION.cff."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

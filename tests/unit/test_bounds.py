@@ -4,8 +4,6 @@ Without a recent bound, pip resolves a conflict by taking an ancient version. Da
 (`make dates`), and an age counts up to the newest of the versions in constraints.txt, so time alone breaks nothing.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from datetime import date, timedelta

@@ -1,7 +1,5 @@
 """requirements.lock: the versions of constraints.txt, with hashes, for all that users install; see release/lock.py."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from functools import cache

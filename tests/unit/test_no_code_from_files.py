@@ -1,7 +1,5 @@
 """Nothing in the package can turn a file into running code: the words for it do not occur."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

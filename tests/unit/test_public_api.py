@@ -1,7 +1,5 @@
 """The public names and signatures are those of release/public-api.txt."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

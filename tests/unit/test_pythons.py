@@ -1,7 +1,5 @@
 """release/pythons.py: which Python is taken, what a run writes into docs/versions.md, and what is not found."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
@@ -18,8 +16,6 @@ HERE = f"{sys.version_info[0]}.{sys.version_info[1]}"
 @pytest.fixture
 def pythons() -> Any:
     spec = importlib.util.spec_from_file_location("pythons", ROOT / "release" / "pythons.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,5 @@
 """What is refused before it costs memory, time or a terminal's sanity. The whole list: integration/test_hostile.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

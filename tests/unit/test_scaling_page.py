@@ -1,7 +1,5 @@
 """The figures in docs/scaling.md are those that benchmarks/scaling.py computes, and these are what they say."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -15,8 +13,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def scaling() -> ModuleType:
     spec = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["scaling"] = module
     spec.loader.exec_module(module)

@@ -1,7 +1,5 @@
 """release/set_up.py: which build of torch a machine gets, with local folders as indexes, and with servers that fail."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import socket
@@ -23,8 +21,6 @@ SCRIPT = Path(__file__).resolve().parents[2] / "release" / "set_up.py"
 def set_up(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script as a module, on a machine without a GPU that waits for half a second."""
     spec = importlib.util.spec_from_file_location("set_up", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "set_up", module)
     spec.loader.exec_module(module)
@@ -81,6 +77,7 @@ def pip_reads(monkeypatch: pytest.MonkeyPatch, index: str) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", index)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("pip_index", "cpu_index", "has_driver", "chosen", "said"),
     [
@@ -112,6 +109,7 @@ def test_the_users_index_goes_first_and_other_systems_have_one_build(set_up, pyt
     assert set_up.choose_torch(python, SPEC, cpu_index=indexes["refuses"]).index == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("users", "said"),
     [("refuses", "refused"), ("hangs", "no answer in 0.5 seconds")],
@@ -143,6 +141,7 @@ def test_a_driver_answers_by_nvidia_smi(tmp_path: Path, script: str, answers: bo
     assert done.stdout.strip() == str(answers)
 
 
+@pytest.mark.one_in(2, "environments with pip")
 def test_torch_is_installed_once_and_failures_have_pip_s_words(
     set_up: Any, python: Path, indexes: dict[str, str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -171,6 +170,7 @@ def test_torch_is_installed_once_and_failures_have_pip_s_words(
         real(python, "nothing", ["no-such-package-anywhere"])
 
 
+@pytest.mark.one_in(2, "environments with pip")
 def test_an_interrupted_set_up_is_made_whole_and_a_place_that_is_none_is_named(set_up, tmp_path, monkeypatch, capsys):
     venv.create(tmp_path / "venv")  # as Ctrl-C leaves it: Python, and no pip yet
     monkeypatch.setattr(set_up, "choose_torch", lambda *_, **__: None)

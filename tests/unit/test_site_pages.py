@@ -1,7 +1,5 @@
 """The site's folder of Markdown: complete by itself, so that any builder reads it without hooks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -2,8 +2,6 @@
 declared and not recognised by inspection.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

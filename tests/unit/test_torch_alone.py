@@ -1,7 +1,5 @@
 """`nn/` and the models need torch and nothing else: machines with GPUs often have nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

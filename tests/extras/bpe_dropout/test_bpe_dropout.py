@@ -1,7 +1,5 @@
 """BPE dropout: against the paper's algorithm written plainly; limits, budget and order hold as without it."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

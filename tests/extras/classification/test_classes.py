@@ -1,7 +1,5 @@
 """Accuracy, F1 and the confusion matrix, by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """A classifier from end to end: labelled texts are prepared, learned, judged and used from a pipe."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Labelled texts: the forms of files, what is refused, the prepared folder, and batches by position."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cleaning: each rule finds what it says, and natural pairs pass."""
 
-from __future__ import annotations
-
 import json
 import random
 import unicodedata

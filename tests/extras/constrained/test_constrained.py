@@ -1,7 +1,5 @@
 """Output that matches a pattern, for vocabularies of bytes and of subwords."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Search with phrases that the output must contain, against all outputs of a tiny model."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 
@@ -45,6 +43,7 @@ def contains(ids: list[int], phrase: tuple[int, ...]) -> bool:
     return any(tuple(ids[place : place + len(phrase)]) == phrase for place in range(len(ids)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("phrases", [[(4,)], [(5, 3)], [(3,), (4, 4)], [(6, 5, 4)], []])
 def test_the_best_output_with_the_phrases_is_found(hash_model: Any, phrases: Phrases) -> None:
     model, limit = hash_model(seed=3), 5

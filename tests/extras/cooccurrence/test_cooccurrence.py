@@ -1,7 +1,5 @@
 """Embeddings from co-occurrence, against loops over tokens and on pairs whose dictionary is known."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

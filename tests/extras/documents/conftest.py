@@ -1,7 +1,5 @@
 """Documents, and translations of them that need no model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """CSV, TSV and JSONL: the named values change, and nothing else; Python's own readers compare the rest."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """HTML: what is text, and that nothing else changes. selectolax, an independent parser, compares the trees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Documents that would take minutes if the work grew with the square of their size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -111,6 +109,7 @@ WORK = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WORK)
 def test_time_grows_with_the_size(name: str) -> None:
     assert_grows_in_proportion(WORK[name], 125)

@@ -1,7 +1,5 @@
 """Markdown: what is text, and that nothing else changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

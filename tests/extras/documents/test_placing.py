@@ -1,7 +1,5 @@
 """Where markup goes in a translation."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from random import Random

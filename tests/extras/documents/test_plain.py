@@ -1,7 +1,5 @@
 """Plain text: paragraphs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from hypothesis import given

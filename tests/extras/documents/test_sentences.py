@@ -1,7 +1,5 @@
 """Sentences of a segment, words that are kept, and the division of long sentences."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """SubRip and WebVTT; pysubs2, an independent reader, compares times and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -305,6 +303,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("fragment", FRAGMENTS)
 @pytest.mark.parametrize("format_name", ["srt", "vtt"])
 def test_the_time_grows_with_the_length_alone(fragment: str, format_name: str) -> None:

@@ -1,7 +1,5 @@
 """`manyheads translate` of documents: files in and out, what is refused, and what an interruption leaves."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os

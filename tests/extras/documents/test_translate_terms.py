@@ -1,15 +1,10 @@
 """`manyheads translate --terms` for lines: from files, pipes and the prompt."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-Cli = Callable[..., int]
-Captured = pytest.CaptureFixture[str]
 TERMS = "# a comment\ncat\tHunger\nread\tBahnhof\n"
 
 

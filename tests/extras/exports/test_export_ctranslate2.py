@@ -1,7 +1,5 @@
 """Exports for CTranslate2, against its own code: every shape that it can hold, and each refusal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +33,16 @@ HELD: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("changes", HELD.values(), ids=HELD)
 def test_it_computes_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     model = write_transformer(tmp_path / "model", **changes)
     done = export_model(model, tmp_path / "out", ExportOptions(to="ctranslate2"))
-    assert done.check is not None
     assert done.check.deviation < 1e-4
     assert done.check.num_equal == done.check.num_sentences == 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["int8", "int16", "float16", "bfloat16"])
 def test_quantized_weights_are_smaller_and_close(kind: str, tmp_path: Path) -> None:
     model = write_transformer(tmp_path / "model", d_model=64, d_ff=256)
@@ -51,8 +50,6 @@ def test_quantized_weights_are_smaller_and_close(kind: str, tmp_path: Path) -> N
     small = export_model(model, tmp_path / "small", ExportOptions(to="ctranslate2", quantization=kind))
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("plain", "small")]
     assert sizes[1] < 0.75 * sizes[0]
-    assert plain.check is not None
-    assert small.check is not None
     assert small.check.limit is None
     assert plain.check.deviation < small.check.deviation
     # With the weights read as float32: on processors without int8 dot products, CTranslate2's int8 sums can overflow.
@@ -88,7 +85,6 @@ def test_padding_and_the_start_token_are_never_produced(tmp_path: Path) -> None:
 
     save_pretrained(module, model, tokenizer=tokenizer())
     done = export_model(model, tmp_path / "out", ExportOptions(to="ctranslate2"))
-    assert done.check is not None
     assert done.check.num_equal == 20
 
 

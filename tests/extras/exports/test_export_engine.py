@@ -1,7 +1,5 @@
 """The engine of exports, the command, and `translate --engine`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports for transformers, against its own code, and back again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +40,6 @@ TO = ExportOptions(to="transformers")
 def test_it_computes_the_same_and_comes_back(kind: str, tmp_path: Path) -> None:
     model = write_transformer(tmp_path / "model", **HELD[kind])
     done = export_model(model, tmp_path / "out", TO)
-    assert done.check is not None
     assert done.check.deviation < 5e-5
     assert done.check.num_equal == done.check.num_sentences == 20
     import_folder(tmp_path / "out", tmp_path / "again")
@@ -83,7 +80,6 @@ def test_tags_of_languages_are_read_there_and_come_back(tmp_path: Path) -> None:
     for text in (">>de<< hello world", ">>fr<<hello"):
         assert theirs(text).input_ids == [*own.source.encode(text), own.eos_id]
     again = hf_tokenizer.from_folder(tmp_path)
-    assert again is not None
     assert again.to_json() == own.to_json()
     assert ">>de<<" in hf_tokenizer.notes_of(own)[0]
 
@@ -112,7 +108,6 @@ def test_a_reformer_becomes_its_own_class(tmp_path: Path) -> None:
         **{"local_wrap": True, "num_hashes": 1, "hash_seed": 3, "shared_rotations": True, "pad_to_chunks": True},
     )
     done = export_model(model, tmp_path / "out", TO)
-    assert done.check is not None
     assert done.check.deviation < 5e-5
     [note] = done.notes
     assert "model.lm_head.decoder.bias = model.lm_head.bias" in note

@@ -1,7 +1,5 @@
 """Every format lists the fields that it holds: what is new to a config, or is another architecture, is refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal

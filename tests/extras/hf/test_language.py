@@ -1,7 +1,5 @@
 """Language models of this package as AutoModelForCausalLM of transformers."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +46,7 @@ def padded(rows: list[list[int]], side: str = "left") -> dict[str, Tensor]:
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_loss_is_the_mean_over_labels_and_training_lowers_it(kind: str, folder_of: FolderOf) -> None:
     model = model_of(folder_of(kind))
@@ -71,6 +70,7 @@ def test_loss_is_the_mean_over_labels_and_training_lowers_it(kind: str, folder_o
     assert output.loss < 0.8 * before.loss
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_greedy_generation_is_our_own(kind: str, folder_of: FolderOf) -> None:
     """In float64, prompts of three lengths: padded at either side, and one by one."""

@@ -3,8 +3,6 @@
 `make check-lm-eval` installs it apart; `make test` skips this file where it is not installed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace
@@ -70,7 +68,6 @@ def test_bits_per_byte(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = TokenStore.from_lists([[vocabulary.start_id, *vocabulary.encode(TEXT)]], vocabulary.vocab_size)
     memory = {"memory_len": 0} if kind == "transformer-xl" else {}
     wanted = evaluate_text(load(model), store, Reading(segment_len=WINDOW, lanes=1, **memory), vocabulary)
-    assert wanted is not None
     assert wanted.num_tokens == len(TEXT.encode())
     assert found["results"]["local_text"]["bits_per_byte,none"] == pytest.approx(
         wanted.nats_per_token / math.log(2), abs=1e-4

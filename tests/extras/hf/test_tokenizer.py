@@ -1,7 +1,5 @@
 """The tokenizers of this package as AutoTokenizer of transformers; a pipeline and a Trainer with them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page of attention: what stands in it, what may run in it, and that it is made of what it was given."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import math
@@ -44,7 +42,6 @@ def test_the_page_holds_the_weights_to_four_thousandths() -> None:
 def test_nothing_but_its_own_script_may_run_and_nothing_may_be_fetched() -> None:
     page = attention_page([attention_view("encoder", [weights(1, 2, 2)], query_tokens=["a", "b"])], title="t")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
-    assert policy is not None
     rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
     assert rules["default-src"] == "'none'"
     for tag in ("script", "style"):

@@ -1,7 +1,5 @@
 """The blocks of a model follow from the model: every choice of a config that changes them is seen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

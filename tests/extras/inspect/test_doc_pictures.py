@@ -1,7 +1,5 @@
 """The pictures of the documents: those that need no training are drawn again, and their numbers are compared."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -44,6 +42,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other if isinstance(one, str) else one == pytest.approx(other, rel=1e-4, abs=1e-5))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", ["positions.png", "smoothing.png", "schedule.png", "rates.png", "segments.png", "architecture.png"]
 )
@@ -61,7 +60,7 @@ def test_the_numbers_come_again(pictures: Any, name: str, tmp_path: Path) -> Non
 
 
 def test_what_needs_no_training_is_compared(pictures: Any) -> None:
-    [mark] = test_the_numbers_come_again.pytestmark  # type: ignore[attr-defined]
+    [mark, _] = test_the_numbers_come_again.pytestmark  # type: ignore[attr-defined]
     assert set(mark.args[1]) == {picture.name for picture in pictures.PICTURES if not picture.is_trained}
 
 

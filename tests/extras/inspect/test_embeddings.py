@@ -1,7 +1,5 @@
 """Neighbours and maps of embeddings against slow oracles in float64, for every architecture."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Signs that no font has are told by their code points; others are drawn."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("matplotlib")

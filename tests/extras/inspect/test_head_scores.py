@@ -1,7 +1,5 @@
 """Figures of heads: against the definition, and on heads whose behaviour is known by construction."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The text on which the heads of a language model are judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,5 +35,4 @@ def test_a_model_that_reads_the_end_of_a_segment_again_does_so_here(tmp_path: Pa
     wanted = evaluate_text(
         model, held_text(reader, "", text=str(text)).store, Reading(ext_len=ext_len), reader.vocabulary
     )
-    assert wanted is not None
     assert nats_per_token(model, held.batches) == pytest.approx(wanted.nats_per_token, rel=1e-5)

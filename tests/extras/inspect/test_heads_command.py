@@ -1,10 +1,7 @@
 """`manyheads prune`, `inspect heads` and `inspect pruning`: from a model to a smaller one, and to pictures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,8 +16,6 @@ from manyheads.extras.peers.convert import export_folder
 from manyheads.models.pretrained import load, read_config, save_pretrained
 from manyheads.models.reformer.config import PRESETS as REFORMERS
 from manyheads.text.vocabulary import ByteVocabulary
-
-Program = Callable[..., int]
 
 REMOVED = ("encoder.0.self:1,3", "decoder.1.cross:0,1,2", "decoder.0.self:0")
 

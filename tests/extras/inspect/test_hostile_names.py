@@ -1,7 +1,5 @@
 """Tokens and titles come from files; in a picture they are text and nothing else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree
 

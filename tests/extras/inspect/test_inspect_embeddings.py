@@ -1,11 +1,8 @@
 """`manyheads inspect embeddings`: neighbours by name, the map, and what is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +18,6 @@ from manyheads.text.tokenizer import Tokenizer
 from manyheads.text.vocabulary import ByteVocabulary
 
 pytest.importorskip("matplotlib")
-
-Program = Callable[..., int]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Attentions of whole models, and the table of their tensors, against hooks and counts made by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

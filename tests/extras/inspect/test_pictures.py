@@ -1,7 +1,5 @@
 """Pictures: what is in them, what is refused, and that they are written whole and always alike."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -141,6 +139,7 @@ def run_records(steps: int, *, scored: bool) -> list[dict[str, float]]:
     return records
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("steps", "scored"), [(0, False), (10, False), (90, False), (1000, False), (1000, True)])
 def test_learning_curves_of_any_run(steps: int, scored: bool, tmp_path: Path) -> None:
     figure = learning_curve_figure(run_records(steps, scored=scored), title="a $run$")
@@ -304,7 +303,6 @@ def test_a_score_of_zero_looks_like_zero() -> None:
 def test_a_running_mean_is_called_one(points: int, label: str) -> None:
     """It is not the last loss of metrics.jsonl, here 2.167 after 600 steps."""
     legend = learning_curve_figure(run_records(10 * points, scored=False)).axes[0].get_legend()
-    assert legend is not None
     assert legend.get_texts()[0].get_text() == label
 
 
@@ -314,7 +312,6 @@ def test_the_legend_does_not_cover_the_curve_of_a_short_run() -> None:
     figure.draw_without_rendering()
     axes = figure.axes[0]
     legend, (line, *_) = axes.get_legend(), axes.get_lines()
-    assert legend is not None
     path = line.get_path().transformed(line.get_transform())
     assert not path.intersects_bbox(legend.get_window_extent(), filled=False)
 
@@ -322,7 +319,6 @@ def test_the_legend_does_not_cover_the_curve_of_a_short_run() -> None:
 def test_a_run_whose_name_begins_with_an_underscore_is_in_the_legend() -> None:
     runs = {name: [{"step": step, "valid_nll": 3.0 - step} for step in (1, 2)] for name in ("_first", "second")}
     legend = compared_curves_figure(runs).axes[0].get_legend()
-    assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["./_first  1", "second  1"]
 
 

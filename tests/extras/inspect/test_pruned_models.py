@@ -1,7 +1,5 @@
 """Pruned models work with the rest: another number of heads in each layer, and one head in each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +53,7 @@ def test_a_model_on_the_hub_keeps_its_task(manyheads: Program, tmp_path: Path, m
     assert task_of_folder("pruned") == "ids"
 
 
+@pytest.mark.one_in(2)
 @each
 def test_other_commands_take_a_pruned_translator(manyheads, printed, refused, pruned, case, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -76,6 +75,7 @@ def test_other_commands_take_a_pruned_translator(manyheads, printed, refused, pr
         assert not (tmp_path / "peer").exists()
 
 
+@pytest.mark.one_in(2)
 @each
 def test_it_is_trained_on_and_averaged(manyheads: Program, pruned: Path, case: str, tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
@@ -93,6 +93,7 @@ def test_it_is_trained_on_and_averaged(manyheads: Program, pruned: Path, case: s
     assert 0 < (now - before).abs().max() < 0.1
 
 
+@pytest.mark.one_in(2)
 @each
 def test_a_server_shows_the_heads_that_are_left(pruned: Path, case: str) -> None:
     settings = ServingSettings(models=(str(pruned),), device="cpu", allowed_hosts=("testserver",))
@@ -125,6 +126,7 @@ def test_words_are_aligned_by_the_layers_that_have_heads(model_folder: Path) -> 
     assert align(translator, "I am hungry.", "Ich habe Hunger.") == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
 def test_a_pruned_language_model(manyheads, printed, refused, kind, tmp_path):
     from manyheads.text.of_folder import PieceVocabulary

@@ -1,7 +1,5 @@
 """Pruned models compute what masked ones compute: in one pass, in segments, and in a search."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -44,6 +42,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randint(3, 30, (3, 7)), torch.tensor([7, 4, 5]), torch.randint(3, 30, (3, 9))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -95,6 +94,7 @@ XL = TransformerXLConfig(
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [

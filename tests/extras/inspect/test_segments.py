@@ -1,7 +1,5 @@
 """Segments without and with memory: the drawing says what the models do."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from manyheads.extras.inspect.drawings.segments import (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "sizes",
     [

@@ -1,7 +1,5 @@
 """Tokens as labels: bytes that spell a character show it."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.extras.inspect.attending import legible

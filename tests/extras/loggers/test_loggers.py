@@ -1,7 +1,5 @@
 """Loggers of other packages, by stand-ins of the same signatures; `make check-loggers` has the packages themselves."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Trees as sequences: the round trip is exact, and whatever a model writes becomes a tree over the words."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bracket scores: cases counted by hand, and a slow obvious implementation of the same rules beside ours."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A chart parser from end to end: trees are prepared, learned, judged and given."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -114,7 +112,6 @@ def test_from_python(place: Path, tmp_path: Path) -> None:
     parser = package.Parser.from_pretrained(place / "run", "cpu")
     assert repr(parser) == "Parser(ChartParser(transformer-spans, cpu, fp32))"
     found = parser(SENTENCE)
-    assert found is not None
     assert format_tree(found.tree) == TREE
     assert not found.repairs
     sentences = [SENTENCE, "", "Oh ( dear )", "word " * 60]

@@ -1,7 +1,5 @@
 """The grammar of trees: what it allows is what a plain automaton allows, and what keeps to it needs no mending."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -163,6 +161,7 @@ def test_nesting_ends_where_trees_would_be_refused(tokenizer: ParsingTokenizer) 
     assert parse_tree(format_tree(restored.tree)) == restored.tree
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_what_is_found_needs_no_mending(tokenizer, num_beams, hash_model):
     """With a model that writes at random; even where the limit leaves no token to spare."""
@@ -196,6 +195,7 @@ def test_sampling_keeps_to_it(hash_model: Callable[..., Any]) -> None:
             assert not restore(written, words_of(sentence), tokenizer.task.settings).repairs
 
 
+@pytest.mark.one_in(3)
 def test_beam_search_under_a_grammar_is_the_naive_one(tokenizer, hash_model):
     ids = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
     options = DecodingSettings(num_beams=3, num_return_sequences=2, max_new_tokens=24)

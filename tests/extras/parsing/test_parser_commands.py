@@ -1,7 +1,5 @@
 """A parser from end to end: trees are prepared, learned, judged and given, by the same commands as translations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -209,8 +207,6 @@ def test_words_in_the_targets(data, manyheads, printed, stdin, capsys):
     assert "well_formed False" in printed("evaluate", run, "--no-well-formed", "--beam", "1")
     parser = Parser.from_pretrained(run, "cpu")
     held, free = (parser.parse([SENTENCE], well_formed=well_formed)[0] for well_formed in (True, False))
-    assert held is not None
-    assert free is not None
     assert not held.repairs
     assert free.repairs
 
@@ -219,7 +215,6 @@ def test_from_python(run: Path, model_folder: Path) -> None:
     parser = Parser.from_pretrained(run, "cpu")
     found, nothing = parser.parse([SENTENCE, " "], num_beams=1)
     assert nothing is None
-    assert found is not None
     assert format_tree(found.tree).startswith("(ROOT ")
     [scored] = parser.translator.score([SENTENCE], [TREES[0]])
     assert scored.tokens[0] == "▁(S"

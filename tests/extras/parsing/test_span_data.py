@@ -1,7 +1,5 @@
 """Trees as spans on disk, their batches, and the folders that hold them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Trees as labelled spans, and back."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.errors import DataError

@@ -1,7 +1,5 @@
 """Baselines: labels as counted, shapes as said."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.errors import DataError

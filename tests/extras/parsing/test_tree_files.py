@@ -1,7 +1,5 @@
 """Files of trees as training pairs, and prepared folders of a parser."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

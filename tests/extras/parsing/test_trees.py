@@ -1,7 +1,5 @@
 """Bracketed trees: what is read, what is refused with which words, and what comes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.errors import DataError

@@ -1,7 +1,5 @@
 """Features of words."""
 
-from __future__ import annotations
-
 from manyheads.extras.parsing.span_data import MOST_HASHES, MOST_PIECES, affix_hashes, word_pieces
 from manyheads.text.settings import TokenizerSettings
 from manyheads.text.tokenizer import Tokenizer

@@ -1,7 +1,5 @@
 """The Annotated Transformer's habits that no fixture shows, and its weights both ways."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

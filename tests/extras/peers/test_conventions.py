@@ -1,7 +1,5 @@
 """Masks of every convention against the pattern they stand for; shapes with two readings are refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -28,7 +26,6 @@ FULL = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(4)) < 0.5 
 
 def written(mask: Mask, sizes: Sizes = SIZES) -> Tensor:
     found = dense_mask(mask, sizes.q_len, sizes.k_len, torch.device("cpu"))
-    assert found is not None
     return found.expand(sizes.batch, sizes.num_heads, sizes.q_len, sizes.k_len)
 
 
@@ -60,7 +57,6 @@ def test_each_reading(reading: str, named: bool, kind: str) -> None:
     else:
         mask = from_additive(torch.zeros(given.shape).masked_fill(~given, -torch.inf), SIZES, axes)
         allowed, _ = dense_bias(mask, 4, 5, torch.device("cpu"))
-        assert allowed is not None
         assert torch.equal(allowed.expand_as(FULL), meaning.expand_as(FULL))
         return
     assert torch.equal(written(mask), meaning.expand_as(FULL))

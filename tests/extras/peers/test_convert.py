@@ -1,7 +1,5 @@
 """`convert`: a Marian folder becomes a model that translates with the peer's rules, and the same folder again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`convert` from a folder of the TensorFlow original."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

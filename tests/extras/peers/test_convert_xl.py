@@ -1,7 +1,5 @@
 """`convert` for Transformer-XL: folders of transformers, and the original's modules that were pickled whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +45,7 @@ def random_model(**changes: Any) -> Any:
 IDS = torch.arange(20).view(2, 10)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("zipped", [True, False], ids=["zip", "old format"])
 @pytest.mark.parametrize("changes", KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore:Couldn't retrieve source code")

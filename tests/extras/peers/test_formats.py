@@ -1,7 +1,5 @@
 """One table of formats: the command, its help and the documentation agree with it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

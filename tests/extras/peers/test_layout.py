@@ -1,7 +1,5 @@
 """Weights of a peer in several precisions."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

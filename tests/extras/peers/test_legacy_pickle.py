@@ -1,7 +1,5 @@
 """Pickled torch files give their tensors and nothing else."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Marian's weights and options: what may be left out, what must agree, and the way back."""
 
-from __future__ import annotations
-
 from typing import Any, get_args
 
 import pytest

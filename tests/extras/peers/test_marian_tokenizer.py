@@ -1,7 +1,5 @@
 """The tokenizer of Marian models, on SentencePiece models trained here."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The settings under which a Reformer hashes as that of transformers: `shared_rotations` and `pad_to_chunks`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

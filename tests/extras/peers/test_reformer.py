@@ -1,7 +1,5 @@
 """Weights of transformers' Reformer there and back, and what cannot be held."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

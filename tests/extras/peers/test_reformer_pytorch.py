@@ -1,7 +1,5 @@
 """reformer-pytorch's attention: what the fixtures do not show."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The reader of TensorFlow checkpoints against files that TensorFlow wrote, and against damaged ones."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

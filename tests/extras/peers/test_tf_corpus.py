@@ -1,7 +1,5 @@
 """The vocabulary and the test text of a published Transformer-XL, from its cache.pkl."""
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

@@ -1,7 +1,5 @@
 """TorchMultiheadAttention against torch.nn.MultiheadAttention: a thousand random configurations, then each fault."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Against torch.nn.Transformer itself: masks of every form, layouts, options; weights both ways."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Both implementations of Transformer-XL: there and back, what they cannot hold, what is asked of them wrongly."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

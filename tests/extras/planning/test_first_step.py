@@ -1,7 +1,5 @@
 """`train --dry-run`: how much of a step it computes, and the times that it reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The largest step for a given memory."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The plan of a run: what the rule chooses, what the command line keeps, and what it is for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

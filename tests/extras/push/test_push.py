@@ -1,7 +1,5 @@
 """`manyheads push` against a hub on loopback, and the model back from there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Beams that a reverse model ranks again, against the formula with scores from `Translator.score`."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from pathlib import Path

@@ -1,11 +1,8 @@
 """`manyheads evaluate A B`: several models on one test set, as text, as JSON and as a page."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,6 @@ from manyheads.extras.inspect.drawings.attention import shown_token
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.text.vocabulary import ByteVocabulary
-
-Cli = Callable[..., int]
-Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +140,6 @@ def test_losses_by_token_are_those_of_the_whole(language_models, documents, ends
     store = TokenStore.from_lists(texts, vocabulary.vocab_size)
     whole = evaluate_text(model, store, reading, vocabulary)
     found = token_losses(model, store, reading, vocabulary)
-    assert whole is not None
     assert np.isfinite(found).sum() == whole.num_tokens
     assert np.nansum(found) == pytest.approx(whole.nll_sum, rel=1e-5)
     if reading.segment_len == 5 and documents == "lines":  # each document by itself: its losses stand at its tokens

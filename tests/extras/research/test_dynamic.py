@@ -1,7 +1,5 @@
 """Dynamic evaluation against a plain loop over the text, and that it leaves the model as it was."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
@@ -71,7 +69,6 @@ def test_it_is_the_plain_loop(model: Any, kind: Any) -> None:
         plain(model, tokens, rule, None if rms is None else list(rms.values())), rel=1e-5
     )
     static = evaluate_text(model, store_of(tokens), READING, vocabulary)
-    assert static is not None
     assert abs(found.nll_sum - static.nll_sum) > 1e-2
     assert all(torch.equal(one, model.state_dict()[name]) for name, one in before.items())
     assert not any(one.requires_grad or one.grad is not None for one in model.parameters())
@@ -82,7 +79,6 @@ def test_without_a_step_it_is_the_static_figure(model: Any) -> None:
     rule = Adaptation(kind="sgd", learning_rate=0.0, decay=0.5)
     found = evaluate_dynamically(model, store_of(tokens), READING, vocabulary, rule)
     static = evaluate_text(model, store_of(tokens), READING, vocabulary)
-    assert static is not None
     assert found.nll_sum == pytest.approx(static.nll_sum, rel=1e-6)
 
 
@@ -90,7 +86,6 @@ def test_a_repeated_text_is_learned(model: Any) -> None:
     tokens, vocabulary = ids(1, 12)[0].repeat(20), ByteVocabulary()
     rule = Adaptation(kind="sgd", learning_rate=0.5, decay=0.0)
     static = evaluate_text(model, store_of(tokens), READING, vocabulary)
-    assert static is not None
     assert evaluate_dynamically(model, store_of(tokens), READING, vocabulary, rule).nll_sum < 0.9 * static.nll_sum
 
 
@@ -126,7 +121,6 @@ def test_a_reformer_is_adapted_too() -> None:
     tokens, vocabulary = ids(1, 12)[0].repeat(10), ByteVocabulary()
     reading = Reading(segment_len=12, lanes=1)
     static = evaluate_text(reformer, store_of(tokens), reading, vocabulary)
-    assert static is not None
     for rate, share in ((0.0, 1.0), (0.5, 0.95)):
         rule = Adaptation(kind="sgd", learning_rate=rate, decay=0.0)
         found = evaluate_dynamically(reformer, store_of(tokens), reading, vocabulary, rule).nll_sum

@@ -1,7 +1,5 @@
 """RECL: the lengths of models whose loss by context is known, and losses that have exactly that context."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

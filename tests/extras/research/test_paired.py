@@ -1,7 +1,5 @@
 """Paired bootstrap: what the p-values of very small test sets say."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from manyheads.extras.research.comparison import paired_losses, paired_scores

@@ -1,7 +1,5 @@
 """The translator that ships with the package: how it is made and copied, and that it is what its card says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -171,6 +169,7 @@ has_model = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @has_model
 def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
     assert sum(path.stat().st_size for path in command.FOLDER.iterdir()) < 9_000_000
@@ -180,7 +179,6 @@ def test_the_packaged_model_has_the_bleu_of_its_card() -> None:
         translator.translate([source for source, _ in pairs]), [reference for _, reference in pairs], languages={"de"}
     )
     stated = re.search(r"\| BLEU \| ([0-9.]+) \| `(.*)` \|", (command.FOLDER / "README.md").read_text())
-    assert stated is not None
     assert found.value == pytest.approx(float(stated[1]), abs=0.3)
     assert found.signature == stated[2].replace("\\|", "|")
 

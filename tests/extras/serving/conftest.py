@@ -1,7 +1,5 @@
 """Tiny models of both kinds in folders, and a server in the test's process."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Large answers: the same JSON, made by a thread that is not the event loop's."""
 
-from __future__ import annotations
-
 import json
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Which connections give way when there are too many."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time
@@ -17,7 +15,6 @@ from manyheads.extras.serving.server import Register, Server
 from manyheads.extras.serving.settings import ServingSettings
 
 BODY = b'{"text": "I am hungry."}'
-HALF = b"POST /v1/translate HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +43,6 @@ def test_half_open_connections_lock_nobody_out(limited: tuple[Server, int]) -> N
 
 def pause(server: Server, seconds: float) -> None:
     """Keep the event loop busy, so that what arrives meanwhile arrives at once."""
-    assert server._loop is not None
     server._loop.call_soon_threadsafe(time.sleep, seconds)
 
 

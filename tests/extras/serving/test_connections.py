@@ -1,7 +1,5 @@
 """Real sockets: slow, broken and hostile connections, and an orderly end of the program."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -194,7 +192,6 @@ def program(translator_folder: Path, warm_program: list[str]) -> Iterator[Any]:
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
         )
         started.append(process)
-        assert process.stderr is not None
         line = process.stderr.readline()
         assert "serving en-de at http://127.0.0.1:" in line, line + process.stderr.read()
         return process, int(line.rsplit(":", 1)[1])
@@ -203,7 +200,6 @@ def program(translator_folder: Path, warm_program: list[str]) -> Iterator[Any]:
     for process in started:
         process.kill()
         process.wait()
-        assert process.stderr is not None
         process.stderr.close()
 
 
@@ -340,7 +336,6 @@ def test_signals_while_models_load(sent, is_twice, code, translator_folder, tmp_
     command = [sys.executable, "-c", LOADS_SLOWLY, str(go), str(translator_folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"
             process.send_signal(sent)
             with pytest.raises(subprocess.TimeoutExpired):

@@ -1,7 +1,5 @@
 """A request ends when its client leaves."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Translations that skip FastAPI's layers are answered as those that do not."""
 
-from __future__ import annotations
-
 import json
 import logging
 from typing import Any

@@ -1,7 +1,5 @@
 """The engine: order, groups, turns, and rows that leave."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence

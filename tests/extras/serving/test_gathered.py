@@ -1,7 +1,5 @@
 """What one turn of the event loop writes to a connection is sent together."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

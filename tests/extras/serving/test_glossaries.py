@@ -1,7 +1,5 @@
 """Glossaries by DeepL's calls: what is stored, who sees it, and what it does to translations."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is refused before any work, with which status, and without losing a slot."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

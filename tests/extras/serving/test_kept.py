@@ -1,7 +1,5 @@
 """What is no word of a language stays in the translations of every protocol."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Our own protocol: what the server says is what the library says."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from concurrent.futures import ThreadPoolExecutor

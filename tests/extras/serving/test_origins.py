@@ -1,7 +1,5 @@
 """Pages of other origins, names of hosts, and what clients ask without a key."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace as changed
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Output that matches a pattern, over HTTP."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

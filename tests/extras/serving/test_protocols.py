@@ -1,7 +1,5 @@
 """The protocols of others, with requests as their clients send them (`tests/clients` runs the real clients)."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -88,6 +86,7 @@ def test_a_streamed_completion_says_the_same(client: TestClient) -> None:
         assert offsets == choice["logprobs"]["text_offset"]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_offsets_of_a_stream_count_what_is_held_back(client: TestClient, echo: bool, seed: int) -> None:
@@ -121,6 +120,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield running
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("prompt", ["It is", "It is ", "It is  ", " ", "", "a\n "])
 def test_offsets_are_places_in_the_text(pieces: TestClient, prompt: str, echo: bool) -> None:

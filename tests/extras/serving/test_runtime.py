@@ -1,7 +1,5 @@
 """`--engine ctranslate2`: what it searches, what stays with torch, and that the answers are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

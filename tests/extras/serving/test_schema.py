@@ -1,7 +1,5 @@
 """What others rely on: the schema of the interface, and the files for deployment."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

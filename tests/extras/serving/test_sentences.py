@@ -1,7 +1,5 @@
 """Splitting into sentences, and metrics that Prometheus can read."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """What a short request does not pay for: changes of the thread, and options that were checked before."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Work on texts outside the model: in pieces, in turn, up to the deadline, and never so long that `/healthz` waits."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

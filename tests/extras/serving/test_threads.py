@@ -1,7 +1,5 @@
 """Threads of the server: only the engine's may keep workers for parallel operations."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents by DeepL's calls: upload, status, download, limits, and what is left of them."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re
@@ -96,6 +94,7 @@ def nameless() -> list[str]:
     return [name for name in found if name.startswith(tempfile.gettempdir()) and name.endswith("(deleted)")]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_is_the_one_of_the_command(server: Server, translator_folder: Path, name: str) -> None:
     kind, text, column = DOCUMENTS[name]

@@ -1,7 +1,5 @@
 """WMT's .sgm files: their segments are lines, in every command."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """IBM model 1 over ids, against a plain implementation and on pairs whose dictionary is known."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 

@@ -1,7 +1,5 @@
 """A search over the candidates of a batch, and the searches of a model with 8 bits, on a model that learned a task."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from itertools import chain

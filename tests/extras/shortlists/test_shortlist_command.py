@@ -1,10 +1,7 @@
 """`manyheads shortlist` and `--shortlist N`, as a user gives them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,6 @@ from manyheads.extras.shortlists.shortlist import SHORTLIST
 from manyheads.files.verify import make_manifest, verify_folder
 from manyheads.tasks.translation import evaluate
 from manyheads.text.tokenizer import Tokenizer
-
-Cli = Callable[..., int]
 
 
 @pytest.fixture

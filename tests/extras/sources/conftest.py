@@ -1,7 +1,5 @@
 """A server on loopback with files, and a cache of the test's own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Many shards in one stream: jsonl, jsonl.gz, jsonl.zst and Parquet, in a folder or at an address of fsspec."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -73,6 +71,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.one_in(3, "shards in processes")
 def test_shards_of_pairs_are_one_stream_with_any_number_of_processes(prepare, tmp_path, monkeypatch):
     pairs = [(f"{en} {number}", f"{de} {number}") for number in range(4) for en, de in zip(EN, DE, strict=True)]
     write_shards(tmp_path / "shards", [{"translation": {"en": en, "de": de}} for en, de in pairs])
@@ -95,6 +94,7 @@ def test_the_keys_are_those_of_the_first_record_also_if_the_first_shards_are_emp
     assert prepare("--from", folder, *VALID, *LANGUAGES) == 0, capsys.readouterr().err
 
 
+@pytest.mark.one_in(3, "shards in processes")
 def test_encoding_in_several_processes_gives_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.data.language.preparing.PART_BYTES", 40)
     monkeypatch.setattr("manyheads.data.translation.preparing.PART_ROWS", 4)
@@ -128,6 +128,7 @@ def test_a_process_is_started_only_for_several_items() -> None:
         assert found == [each for item in items for each in (item, os.getpid())]
 
 
+@pytest.mark.one_in(3, "shards in processes")
 def test_shards_of_texts_at_an_address(manyheads: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = write_shards(tmp_path / "shards", [{"text": f"{line}\n{line}"} for line in (*EN, *DE)])
     memory = fsspec.filesystem("memory")

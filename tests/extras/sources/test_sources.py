@@ -1,7 +1,5 @@
 """`prepare --from SOURCE`: what each kind fetches, sources.lock, and what is refused, with a server on loopback."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Pairs from CSV, TMX and Parquet files, and nested keys."""
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

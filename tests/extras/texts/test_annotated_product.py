@@ -1,7 +1,5 @@
 """A model of the Annotated Transformer in the product: converted, it translates ids, and text with its vocabularies."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The Annotated Transformer's names: recorded values of its code, our model's numbers, both editions, bad input."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """What d2l's Transformer chapter calls beside its modules: data, training, translation, of both editions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The checks of shapes in the tests would see some of these mistakes first, hence `unhooked`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The names of texts on the Reformer: the original's numbers, reversible layers, mistakes repaired."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairs from TMX files: the whole file tells its languages, and a bad character concerns its unit only."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tokenizer that learns more pieces keeps its ids and needs fewer tokens."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The scripts of benchmarks/ are no package: they import one another by name, from their own folder."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

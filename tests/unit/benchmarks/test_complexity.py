@@ -1,7 +1,5 @@
 """benchmarks/complexity.py: what is measured grows as the papers' tables say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """`benchmarks/curves.py`: the clock of a side, whole runs of small models, resuming, the table and the picture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -145,6 +143,7 @@ for what in ("translation", "language", "long"):
 """
 
 
+@pytest.mark.one_in(3, "benchmarks in processes")
 def test_our_side_has_the_preset_of_each_comparison(curves: ModuleType, tmp_path: Path) -> None:
     """In a process of its own, because the script sets up the machine."""
     command = [sys.executable, "-c", OUR_CONFIGS, str(tmp_path)]

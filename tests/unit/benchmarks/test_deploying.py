@@ -1,7 +1,5 @@
 """The table of benchmarks/deploying.py, and the order of what it translates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from types import ModuleType
 

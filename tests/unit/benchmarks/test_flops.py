@@ -1,7 +1,5 @@
 """The formulas of benchmarks/flops.py against what torch counts while small models run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The protocol of the benchmarks: sides in turn, failures told, slow sides left out, ratios of the same round."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

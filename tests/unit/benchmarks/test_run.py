@@ -1,7 +1,5 @@
 """`make bench`: what is measured, what is left out on a slow machine, and what is printed and written."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json
@@ -208,6 +206,7 @@ def test_crossing(benchmark_module: Import) -> None:
     assert curve.rows({"ours": column(2.0, None)}, [1024, 2048]) == [["1,024", "2.00 s, 1 MiB"], ["2,048", "failed"]]
 
 
+@pytest.mark.one_in(3, "benchmarks in processes")
 def test_without_the_shared_peers_the_rest_is_measured(tmp_path: Path) -> None:
     """One line says so; tables and the JSON file have the others."""
     command = [sys.executable, str(BENCHMARKS / "run.py"), "start-up", "decode-greedy", "--rounds", "1"]

@@ -1,7 +1,5 @@
 """The benchmark of the program's start: each command beside the bare interpreter of the same round."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
@@ -20,6 +18,7 @@ def test_rounds_are_compared_one_by_one(start_up: ModuleType) -> None:
     assert start_up.over_bare(found) == {"help": {"median_seconds": 0.4, "lowest_seconds": 0.1}}
 
 
+@pytest.mark.one_in(3, "benchmarks in processes")
 def test_every_command_is_run(start_up, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["start_up.py", "--rounds", "1", "--json", str(tmp_path / "found.json")])
     assert start_up.main() == 0

@@ -1,7 +1,5 @@
 """Sides for the test of the harness; run in processes of their own."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import subprocess

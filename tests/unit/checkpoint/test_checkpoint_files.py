@@ -1,7 +1,5 @@
 """What goes in comes out; pointers, retention, the newest intact one, averages."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tensors are written one by one, with the bytes of safetensors' own writer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

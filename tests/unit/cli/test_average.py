@@ -1,7 +1,5 @@
 """`manyheads average`: a model from checkpoints."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The page for users of other toolkits: our names in it exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

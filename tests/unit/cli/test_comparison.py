@@ -1,7 +1,5 @@
 """Several runs in one table and one picture."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@ Nothing is run: each is read by its command's own parser, which then goes no fur
 by `tests/integration/test_docs.py`, `test_readme.py` and `test_recipes.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import itertools

@@ -1,7 +1,5 @@
 """`--ensemble` and `--rerank` of `translate`, `evaluate` and `score`, as a user gives them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -1,9 +1,6 @@
 """`manyheads evaluate`: the figures, and what they depend on."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,9 +8,6 @@ import pytest
 from manyheads.decoding.translator import Translator
 from manyheads.evaluation.bleu import corpus_bleu, corpus_chrf
 from manyheads.evaluation.likelihood import Likelihood
-
-Cli = Callable[..., int]
-OnProgress = Callable[[], dict[str, list[str]]]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """`manyheads evaluate` of several references, of languages without spaces, and of texts that differ in form alone."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What shows that work goes on while the thread that works is inside one long computation."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A language model from end to end: trained, evaluated, scored and asked for text, by the commands of translators."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

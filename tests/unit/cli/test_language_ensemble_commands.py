@@ -1,7 +1,5 @@
 """`--ensemble` of `generate`, `evaluate` and `score` for language models, as a user gives it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -105,7 +103,6 @@ def test_evaluated_as_one(printed, folders):
     )
     store = TokenStore.from_lists([list(content)], 256)
     wanted = evaluate_text(averaged.model, store, reading, averaged.vocabulary)
-    assert wanted is not None
     [result], protocol = found["results"], found["protocol"]
     assert result["tokens"] == wanted.num_tokens == len(content) - 1
     assert result["nats_per_token"] == pytest.approx(wanted.nats_per_token, rel=1e-6)

@@ -1,7 +1,5 @@
 """doctor, completion, and what glibc is told."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

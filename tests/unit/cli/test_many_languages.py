@@ -1,7 +1,5 @@
 """One model of several languages: prepared from several pairs of files, trained, and asked for one language each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

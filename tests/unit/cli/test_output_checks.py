@@ -1,10 +1,7 @@
 """Output that is empty, or the same words again and again, is counted and told once, on standard error."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +10,6 @@ from manyheads.cli.lines.output import OutputCheck
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.text_ids import repeats_itself
 from manyheads.text.tokenizer import Tokenizer
-
-Program = Callable[..., int]
-Stdin = Callable[[bytes], None]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A mistake in a command's arguments is one sentence that names the option and the remedy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Work in phases: shown, and ended by a signal where nothing is half done."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

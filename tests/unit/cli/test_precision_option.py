@@ -1,7 +1,5 @@
 """`--precision` of commands that load a model: fp32 by default, `auto` measured, bf16 warned of where it is slow."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

@@ -1,7 +1,5 @@
 """`manyheads prepare`: text files to a folder that train reads, whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -21,7 +19,6 @@ from manyheads.data.translation.preparing import PairList, Rest
 from manyheads.errors import ConfigError, DataError
 from manyheads.text.tokenizer import Tokenizer
 
-Cli = Callable[..., int]
 SMALL = ["--vocab-size", "320"]
 
 
@@ -192,7 +189,6 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, num_lines
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert process.stdin is not None
     process.stdin.write(b"a\tb\n" * num_lines)
     process.stdin.flush()
     deadline = time.monotonic() + 300
@@ -233,11 +229,8 @@ def test_a_kill_leaves_nothing_in_the_way(manyheads, files, tmp_path, capsys):
 def _wait(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
     """Wait without closing the pipe that it reads from."""
     process.wait(timeout=300)
-    assert process.stdout is not None
-    assert process.stderr is not None
     found = process.stdout.read(), process.stderr.read()
     for stream in (process.stdin, process.stdout, process.stderr):
-        assert stream is not None
         with suppress(BrokenPipeError):
             stream.close()
     return found

@@ -1,7 +1,5 @@
 """`manyheads prepare` of pairs: cleaning, languages, and files whose name says their format."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

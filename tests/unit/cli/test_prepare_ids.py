@@ -1,14 +1,10 @@
 """`manyheads prepare --task lm` of what is no text: ids in binary files, and pictures."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-Cli = Callable[..., int]
 Image = pytest.importorskip("PIL.Image")
 
 

@@ -1,7 +1,5 @@
 """`manyheads prepare --task lm`: text files to a folder for a language model, whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -166,7 +164,6 @@ def test_a_signal_ends_it_in_order(tmp_path: Path, warm_program: list[str]) -> N
         stderr=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    assert process.stdin is not None
     process.stdin.write(TEXT)
     process.stdin.flush()
     until = time.monotonic() + 300

@@ -1,7 +1,5 @@
 """What is printed for people does not control their terminal."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

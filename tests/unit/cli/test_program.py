@@ -1,7 +1,5 @@
 """The program as a whole: help at once, typos answered, exit codes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -156,8 +154,6 @@ def test_exit_codes_and_debug(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_reader_that_leaves_is_no_error() -> None:
     script = "import sys; from manyheads.cli.main import main; sys.exit(main(['train', '--help']))"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.close()
     assert process.stderr.read() == b""
     process.stderr.close()

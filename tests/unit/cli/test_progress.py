@@ -1,7 +1,5 @@
 """How a training run is shown while a step, a validation or the preparation of data takes long."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

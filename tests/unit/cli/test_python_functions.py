@@ -1,7 +1,5 @@
 """`manyheads.train`, `prepare` and `evaluate`: the commands as functions, and data from objects in memory."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,7 +139,6 @@ def test_a_run_from_a_preset_and_its_evaluation(prepared, tmp_path, capfd):
     again = package.train("debug", run_dir=run, data=data, training={**SMALL, "max_steps": 3})
     assert again.step == 3  # the run went on
     report = package.evaluate(run, split="valid", num_beams=1, max_new_tokens=3)
-    assert report is not None
     assert report.to_json()["protocol"]["sentences"] == len(report.output) == 10
     assert report.to_json()["protocol"]["decoding"]["max_new_tokens"] == 3
     json.dumps(report.to_json())

@@ -1,7 +1,5 @@
 """What `import manyheads` offers: names that load late, and a translator that is saved, moved and shown."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

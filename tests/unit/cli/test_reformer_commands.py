@@ -1,7 +1,5 @@
 """A Reformer from end to end: trained on a text and on pictures, judged by hash rounds, asked for files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from manyheads.cli.main import main
 from manyheads.decoding.generator import Generator
 from manyheads.errors import ConfigError, RequestError
 from manyheads.extras.research.hash_rounds import with_hashes
-from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained
 from manyheads.models.reformer.config import ReformerConfig, ReformerSeq2SeqConfig
 from manyheads.tasks.language_modelling.settings import TextConfig
@@ -119,7 +116,6 @@ def test_progress_is_shown(run: Path, manyheads: Cli, told: Callable[[], dict[st
 
 def test_hash_rounds_change_and_the_weights_stay(run: Path) -> None:
     model = load(run)
-    assert isinstance(model, LanguageModel)
     exact = with_hashes(model, "full")
     assert isinstance(exact.config, ReformerConfig)
     assert (model.config.hash_rounds, exact.config.hash_rounds) == (2, "full")
@@ -177,61 +173,6 @@ def test_an_architecture_takes_the_place_of_anothers() -> None:
         assert isinstance(made.model, ReformerSeq2SeqConfig)
     with pytest.raises(ConfigError, match="Did you mean reformer"):
         read_arguments(["--preset", "demo", "--architecture", "reforme"])
-
-
-@pytest.mark.slow  # tests/integration/test_first_minute.py trains one for fewer steps
-@pytest.mark.parametrize("attention", ["lsh", "full"])
-def test_a_reformer_learns_to_translate(manyheads, printed, tmp_path, capsys, attention):
-    """By `train --architecture reformer` on embedded pairs: the loss falls; the model is one to use and look into."""
-    run = tmp_path / "run"
-    settings = {
-        "run-dir": run,
-        "data.path": "embedded:tatoeba-en-de",
-        "data.num_train_pairs": 200,
-        "data.max_tokens": 512,
-        "data.accumulate": 1,
-        "tokenizer.kind": "bpe",
-        "tokenizer.vocab_size": 400,
-        "model.attention": attention,
-        "model.chunk_len": 4,
-        "model.num_hashes": 2,
-        "model.max_len": 128,
-        "optimiser.learning_rate": 0.01,
-        "training.max_steps": 30,
-        "training.log_every": 5,
-        "validation.every_steps": 30,
-        "validation.bleu_sentences": 0,
-        "decoding.max_new_tokens": 8,
-    }
-    typed = [f"--{name}={value}" for name, value in settings.items()]
-    assert manyheads("train", "--preset", "debug", "--architecture", "reformer", *QUIET, *typed) == 0
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = [record["train_nll"] for record in records if "train_nll" in record]
-    assert losses[-1] < losses[0] - 1.0
-    config = load(run).config
-    assert isinstance(config, ReformerSeq2SeqConfig)
-    assert config.attention == attention
-
-    (tmp_path / "in.txt").write_text("I am hungry.\n\nGo home.\n", encoding="utf-8")
-    capsys.readouterr()
-    translated = printed("translate", run, tmp_path / "in.txt").split("\n")
-    assert [bool(line) for line in translated] == [True, False, True, False]
-    page = tmp_path / "look.html"
-    assert manyheads("inspect", "attention", run, "--text", "I am hungry.", "--output", page) == 0
-    views = json.loads(page.read_text(encoding="utf-8").partition('id="data">')[2].partition("</script>")[0])["views"]
-    assert [(view["name"], len(view["layers"])) for view in views] == [("encoder", 2), ("decoder", 2), ("cross", 2)]
-    for view in views[:2]:
-        assert len(view["buckets"]) == (2 if attention == "lsh" else 0)
-        for layer in view["buckets"]:
-            assert [len(rounds) for rounds in layer] == [2] * config.num_heads
-            assert {len(round_) for rounds in layer for round_ in rounds} == {len(view["keys"])}
-    assert views[2]["buckets"] == []
-    picture = tmp_path / "buckets.svg"
-    drawn = manyheads("inspect", "buckets", run, "--text", "I am hungry.", "--output", picture)
-    assert drawn == (0 if attention == "lsh" else 2)
-    if attention == "lsh":
-        # The decoder hashes too, but the text is what the encoder reads.
-        assert "Buckets of encoder_layers.1.attention.self_attn" in picture.read_text(encoding="utf-8")
 
 
 def test_memory_is_predicted(printed, refused):

@@ -1,7 +1,5 @@
 """`manyheads sample-data`: the files of README's examples, written once and never over others."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

@@ -1,9 +1,6 @@
 """`manyheads score`: a line of figures for a pair of lines."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,6 @@ import torch
 from manyheads.decoding.text_ids import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.tasks.report import score_line
-
-Cli = Callable[..., int]
 
 
 @pytest.fixture

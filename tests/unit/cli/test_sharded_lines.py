@@ -1,7 +1,5 @@
 """Blocks of an input on several ranks: merged in order, resumed, refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Mistakes that users made, each of which gets one message with the value and the remedy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`manyheads train`: what it makes of its arguments, what it says, how it ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -10,7 +8,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +26,6 @@ from manyheads.files.verify import FORMAT_VERSION
 from manyheads.tasks.translation.settings import TrainConfig
 from manyheads.training.record.report import RunStart, Sample, StepReport, TrainResult, ValidationReport
 
-Program = Callable[..., int]
 SHORT = ("--training.max_steps", "4", "--validation.bleu_sentences", "2", "--training.plots", "false")
 
 

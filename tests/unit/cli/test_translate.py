@@ -1,7 +1,5 @@
 """`manyheads translate`: lines in, lines out, whatever the lines are."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty
@@ -277,8 +275,6 @@ def test_a_pipe_that_pauses_is_answered(model_folder: Path, translator: Translat
     process = subprocess.Popen(
         [*warm_program, "translate", str(model_folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
     process.stdin.write(b"I am hungry.\nThe cat\nWhere is")
     process.stdin.flush()
     found = [process.stdout.readline(), process.stdout.readline()]

@@ -1,7 +1,5 @@
 """Plain data becomes dataclasses, and every mistake is told at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

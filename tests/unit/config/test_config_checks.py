@@ -1,7 +1,5 @@
 """Ranges of settings, and the names of the settings in an error."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import math

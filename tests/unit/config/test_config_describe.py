@@ -1,7 +1,5 @@
 """What there is to set, read from the settings' own docstrings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

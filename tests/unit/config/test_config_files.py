@@ -1,7 +1,5 @@
 """Settings files: what is refused, where the mistake is, and that what is written is read back."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`--section.key value` and the nearest name to a typo."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

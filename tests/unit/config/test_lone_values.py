@@ -1,7 +1,5 @@
 """A single text or number in place of a list is one item, never its letters: in every settings class."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Lengths that change during training, against slow and obvious readers of lists."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from dataclasses import replace
@@ -96,7 +94,6 @@ def test_every_step_has_as_many_tokens_and_trains_every_position() -> None:
         for row in range(8):
             batch = feed.whole(0, row, progress)
             assert batch.tokens.shape == (32 // length, length)
-            assert batch.first_positions is not None
             places = batch.first_positions.tolist()
             assert sorted(places) == sorted([*range(0, 16, length)] * 2)
             for lane, place in enumerate(places):
@@ -118,7 +115,6 @@ def test_a_mix_divides_the_lanes_of_every_text() -> None:
     mixed = MixedSegments(streams, ["old", "new"], 1, 1)
     [batch] = mixed.at(0, 1, 0.2)
     assert batch.tokens[:, 0].tolist() == [4, 33, 104, 118, 133, 147]
-    assert batch.first_positions is not None
     assert batch.first_positions.tolist() == [4, 0, 4, 0, 4, 0]
     for row in range(3):
         assert mixed.at(0, row)[0].memory_len == streams[1].whole(0, row).memory_len

@@ -1,7 +1,5 @@
 """The embedded slice of Tatoeba: cut as promised, whole, and without a leak."""
 
-from __future__ import annotations
-
 import hashlib
 from importlib.resources import files
 from pathlib import Path

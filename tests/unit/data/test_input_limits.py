@@ -1,7 +1,5 @@
 """Input whose size its file does not show is limited: packed files, and streams that are read to their end."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import threading

@@ -1,7 +1,5 @@
 """Every field of the manifest of prepared data has its type, or the folder is refused and the message names both."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from itertools import product

@@ -1,7 +1,5 @@
 """A mix of data sets: shares, an order that depends on seed and position only, and every pair of each set in turn."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

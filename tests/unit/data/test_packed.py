@@ -1,7 +1,5 @@
 """Packed batches: what lies in them, that a run has one shape, and what does not fit."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

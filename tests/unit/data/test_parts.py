@@ -1,7 +1,5 @@
 """Preparation continues after a kill, with finished parts that are of the same input and options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Order is arithmetic: permutations, plans, and that neither loses, repeats nor depends on what it should not."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from itertools import pairwise

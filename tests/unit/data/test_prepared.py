@@ -1,7 +1,5 @@
 """Prepared folders, and the names by which a setting calls for data."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Prepared data of what is no text: ids come back from binary files and pictures; what cannot be right is refused."""
 
-from __future__ import annotations
-
 import builtins
 import re
 import zlib

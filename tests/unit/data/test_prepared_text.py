@@ -1,8 +1,6 @@
 """Prepared data of language models: the text comes back, splits are where they should be, counts are those of the text,
 and a folder is whole and its own or refused."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -46,7 +44,6 @@ def prepared(folder: Path, vocabulary: Any = BYTES, **options: Any) -> TextData:
 
 
 def text_of(data: TextData, store: TokenStore | None) -> bytes:
-    assert store is not None
     return data.vocabulary.decode_bytes(store.ids.tolist())
 
 

@@ -1,7 +1,5 @@
 """Readers: every oddity of text files has one written outcome."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

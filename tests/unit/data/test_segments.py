@@ -1,8 +1,6 @@
 """Segments against slow and obvious readers of lists: what each lane reads, predicts and forgets, and that nothing is
 lost, doubled or read across a boundary."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches: what is in them, which pairs they leave out, and that a position always gives the same one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A text has one beginning: its log-probability is the same where it is generated, scored or echoed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -41,6 +39,7 @@ def make(architecture: str, vocabulary: Vocabulary) -> Generator:
     return Generator(model, vocabulary, GenerationSettings(max_new_tokens=20, banned_ids=banned), "cpu")
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("documents", ["none", "files", "lines"])
 @pytest.mark.parametrize("level", ["bytes", "words"])
 @pytest.mark.parametrize("architecture", ["transformer-xl", "reformer"])

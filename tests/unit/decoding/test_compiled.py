@@ -1,7 +1,5 @@
 """Steps of a search that are compiled: the same searches as without, from one program."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -18,7 +16,7 @@ from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
 from manyheads.decoding.text_ids import Hypothesis
 from manyheads.errors import RequestError
-from manyheads.models.composites import LanguageModel, Seq2Seq
+from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble
 from manyheads.models.reformer.config import ReformerSeq2SeqConfig
 from manyheads.models.transformer.config import TransformerConfig
@@ -119,6 +117,7 @@ def test_the_whole_compiler() -> None:
     assert steps.taken > 10
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -141,6 +140,7 @@ def test_greedy_search_is_the_same_from_one_program() -> None:
     assert graphs() - before == 2
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.parametrize("compiler", ["aot_eager"], indirect=True)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
@@ -155,6 +155,7 @@ def test_a_pruned_model_is_compiled() -> None:
     assert steps.taken > 10
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -186,6 +187,7 @@ def test_in_bf16_it_is_near() -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles
@@ -242,7 +244,6 @@ PROMPTS = ["It is a truth", "a", "x" * 20, ""]
 def generator_of(config: Any = XL, compile_steps: bool = False, precision: Any = "fp32") -> Generator:
     torch.manual_seed(3)
     model = build_model(config).eval()
-    assert isinstance(model, LanguageModel)
     for parameter in model.parameters():
         parameter.data = parameter.data * 6 if parameter.any() else torch.randn_like(parameter)  # biases begin at zero
     narrow(model, precision)
@@ -261,6 +262,7 @@ def assert_written_alike(mine: Generator, plain: Generator, prompts: list[str], 
         assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
 
 
+@pytest.mark.one_in(2, "compiled searches")
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.unhooked
 @pytest.mark.compiles

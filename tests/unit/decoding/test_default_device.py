@@ -1,7 +1,5 @@
 """torch's default device and type do not matter: every tensor has a device by name, or is made on the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Several classifiers, or several chart parsers, as one: averages of probabilities by hand, in float64."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

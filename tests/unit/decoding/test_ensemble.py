@@ -1,7 +1,5 @@
 """Several translation models as one: the search against averages by hand, over whole forward passes in float64."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable
@@ -77,6 +75,7 @@ def searched(model: Any, sources: list[list[int]], **options: Any) -> Any:
         return search_all(model, sources, DecodingSettings(**options), **SPECIAL)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 3, "num_return_sequences": 3}], ids=str)
 def test_searches_are_those_of_averages_by_hand(options: dict[str, Any]) -> None:
     models = three_unlike()
@@ -112,6 +111,7 @@ def test_a_beam_of_everything_finds_the_best_of_all_outputs() -> None:
     assert [one.score for one in found] == pytest.approx([scores[ids] for ids in ranked], abs=1e-5)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["transformer", "reformer-seq2seq"])
 @pytest.mark.parametrize("options", [{"num_beams": 1}, {"num_beams": 4}, {"num_beams": 1, "do_sample": True}], ids=str)
 def test_a_model_twice_is_the_model(name: str, options: dict[str, Any]) -> None:

@@ -1,7 +1,5 @@
 """Greedy search and sampling."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Translations contain what is no word, whatever the model does; copied lines, emoji at the ends, capitals."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

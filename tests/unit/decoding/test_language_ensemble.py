@@ -1,7 +1,5 @@
 """Several language models as one: against averages by hand, over whole forward passes of each model in float64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,6 +94,7 @@ def generator_of(models: Sequence[LanguageModel], documents: Any = "none") -> Ge
     return Generator(LanguageEnsemble(models), ByteVocabulary(documents), settings, "cpu")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at_once", [512, 4])
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_generation_is_that_of_averages_by_hand(do_sample: bool, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +151,6 @@ def test_a_text_is_evaluated_by_averages_by_hand() -> None:
     whole = [probabilities(one, TEXT) for one in models]
     parts = [[value for part in segments for value in probabilities(one, part)] for one in models]
     found = evaluate_text(model, store, reading, ByteVocabulary())
-    assert found is not None
     assert found.num_tokens == len(TEXT) - 1
     wanted = -sum(mean_log([whole[0], whole[1], parts[2], parts[3]]))
     assert found.nll_sum == pytest.approx(wanted, abs=1e-6)
@@ -181,7 +179,6 @@ def test_every_model_has_its_own_memory_in_every_lane() -> None:
     wanted = -torch.stack(each).mean(0).log().sum().item()
     store = TokenStore.from_lists([list(TEXT[:37])], 256)
     found = evaluate_text(LanguageEnsemble(models), store, reading, ByteVocabulary())
-    assert found is not None
     assert found.num_tokens == 36
     assert found.nll_sum == pytest.approx(wanted, abs=1e-6)
 
@@ -195,11 +192,11 @@ def test_memories_end_with_documents() -> None:
     wanted = 0.0
     for document in documents:
         wanted -= sum(mean_log([probabilities(model, [256, *document]) for model in models]))
-    assert found is not None
     assert found.num_tokens == sum(map(len, documents))
     assert found.nll_sum == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [model_of, reformer_of])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_model_twice_is_the_model(make: Any, dtype: torch.dtype) -> None:
@@ -214,8 +211,6 @@ def test_a_model_twice_is_the_model(make: Any, dtype: torch.dtype) -> None:
     single = evaluate_text(model, store, reading, ByteVocabulary())
     both = EnsembleReading(segment_len=5, lanes=2, others=(reading,))
     double = evaluate_text(twice.model, store, both, ByteVocabulary())
-    assert single is not None
-    assert double is not None
     assert double.num_tokens == single.num_tokens
     assert double.nll_sum == pytest.approx(single.nll_sum, rel=1e-6)
 

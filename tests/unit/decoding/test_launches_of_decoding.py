@@ -1,7 +1,5 @@
 """Steps of a search on a GPU, counted on `meta`, and computed on the CPU by the operations that they take there."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -41,6 +39,7 @@ def saving(monkeypatch: pytest.MonkeyPatch) -> None:
 # Embedding, factor and positions; logits, softmax and maximum make 96. The rest are the path's score, length and end.
 # With beams the rest are the candidates, the kept hypotheses and the table of each beam's past; the bare model adds the
 # sums, takes the best, and moves the caches. A Reformer's decoder has two norms in place of none at its end.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("preset", "beams", "bar", "floor"),
     [(PRESETS["base"], 1, 105, 96), (PRESETS["base"], 4, 150, 100), (SEQ2SEQ_REFORMERS["wmt-base"], 1, 108, 96)],
@@ -92,6 +91,7 @@ def _least(config: Any, sentences: int, beams: int) -> int:
 
 
 # The second number is that of a bare model of torch's operations, with the projected keys and distances in one buffer.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "preset", "sizes", "bare", "bar", "floor"),
     [
@@ -120,6 +120,7 @@ def test_launches_of_a_step_of_a_language_model(name, preset, sizes, bare, bar, 
     assert least.count == floor <= bar, least.by_name.most_common()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "sizes"),
     [
@@ -171,6 +172,7 @@ def test_forbidden_tokens_are_sent_from_pinned_memory(monkeypatch: pytest.Monkey
     assert launches.by_name["_to_copy"] == 1, launches.by_name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("saving")
 @pytest.mark.parametrize("relative", [0, 4])
 @pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"do_sample": True, "num_return_sequences": 2}])

@@ -1,7 +1,5 @@
 """Marian's rules against their oracle, and each habit by itself."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`plain=True`: the searches compute with torch's own operations; otherwise with the fast implementations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

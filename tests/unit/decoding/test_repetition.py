@@ -1,7 +1,5 @@
 """The repetition penalty acts on logits, as in transformers and vLLM; in a beam on log-probabilities, as there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

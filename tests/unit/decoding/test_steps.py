@@ -1,7 +1,5 @@
 """Searches a step at a time: sentences are reported when they end, and those that are dropped change no others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Text in, text out, over a toy model and a real tokenizer."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Mapping

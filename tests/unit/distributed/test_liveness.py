@@ -1,7 +1,5 @@
 """Heartbeats over a store that does not answer."""
 
-from __future__ import annotations
-
 import threading
 import time
 

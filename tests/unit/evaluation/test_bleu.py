@@ -1,7 +1,5 @@
 """BLEU and chrF against sacreBLEU's own functions and hand-made cases."""
 
-from __future__ import annotations
-
 import pytest
 import sacrebleu
 

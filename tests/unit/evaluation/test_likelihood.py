@@ -1,7 +1,5 @@
 """Likelihood: the same whatever the batches, and modes are put back."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Evaluation with other context than in training: tokens that are read again count once, and are seen by the next."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -33,11 +31,9 @@ def test_ext_len_is_a_window_that_moves(attention: str) -> None:
         expected -= sum(float(log_probs[place - first - 1, tokens[place]]) for place in range(begin, last))
     reading = Reading(segment_len=4, memory_len=0, ext_len=6, lanes=1)
     found = evaluate_text(model, store, reading, vocabulary)
-    assert found is not None
     assert found.num_tokens == 29
     assert found.nll_sum == pytest.approx(expected, abs=1e-4)
     plain = evaluate_text(model, store, dataclasses.replace(reading, ext_len=0), vocabulary)
-    assert plain is not None
     assert abs(plain.nll_sum - expected) > 1e-3
 
 

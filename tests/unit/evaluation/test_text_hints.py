@@ -1,7 +1,5 @@
 """What a person is told about texts that are compared, and how they are compared."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import numpy as np

@@ -1,7 +1,5 @@
 """BLEU's tokenizer follows language and script, so that equal texts never have 0."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

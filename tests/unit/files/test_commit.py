@@ -1,7 +1,5 @@
 """Atomic, durable writes: order of system calls, readers that never see a half, replacement."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

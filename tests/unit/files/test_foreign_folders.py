@@ -1,7 +1,5 @@
 """Each small file of a run, a model or a data folder: a pipe or a device in its place ends in one error at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files under whose name something else lies: links, pipes, devices, sockets, folders, files that are too large."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

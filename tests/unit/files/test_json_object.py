@@ -1,7 +1,5 @@
 """JSON files of possibly external origin that hold one object."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Locks where the system has none: the lock file tells which process wrote it, and its id may be given again."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Outputs in folders whose manifests list their files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Damage of every kind is refused, or healed by the previous checkpoint; none is silent."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -3,8 +3,6 @@
 The meta device stands for a GPU: what is created there by mistake has no numbers.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

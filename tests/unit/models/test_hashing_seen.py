@@ -1,7 +1,5 @@
 """What a Reformer's attention and buckets look like from outside, against its own parts."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

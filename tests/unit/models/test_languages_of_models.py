@@ -1,7 +1,5 @@
 """A model folder records the languages that it translates, and its card names them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

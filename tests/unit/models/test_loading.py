@@ -1,7 +1,5 @@
 """Loading a model takes no longer than it must."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import fields, replace

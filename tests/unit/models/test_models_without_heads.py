@@ -1,7 +1,5 @@
 """Models of which 0.1.0 pruned all heads of a layer: they are read, and compute what they computed."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A revision belongs to a model on the hub; a folder has none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

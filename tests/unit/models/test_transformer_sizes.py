@@ -1,7 +1,5 @@
 """d_k and d_v of their own, and Glorot initialisation: table 3 of the paper, refusals, and who cannot hold them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The two forms of memory as values: what they own, what appending costs, how lanes of unlike lengths stand in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of segments alone: what they generate is what reading the last tokens anew says."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils import _pytree as pytree

@@ -1,7 +1,5 @@
 """For tests of parts: reproducible numbers, and the masks that every kind of attention must bear."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

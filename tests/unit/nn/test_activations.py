@@ -1,7 +1,5 @@
 """Every activation against its formula, and the names that a config may hold."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import get_args

@@ -1,7 +1,5 @@
 """Adaptive embedding and softmax against the plain formulas."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -161,7 +159,6 @@ def test_the_oracle_is_not_the_subject() -> None:
     """One token by hand: cluster 2 of three."""
     head = head_of(KINDS[4])
     hidden = torch.randn(D, dtype=torch.float64)
-    assert head.projections is not None
     assert head.cluster_weight is not None
     assert head.cluster_bias is not None
     first = torch.cat([head.tables[0], head.cluster_weight]) @ (hidden @ head.projections[0])

@@ -1,7 +1,5 @@
 """The cache of keys and values as a value: rows of equal and of different lengths, and hypotheses that share slots."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from copy import deepcopy
 
@@ -293,7 +291,6 @@ def test_each_row_has_its_own_past(groups: int, length: int, seed: int) -> None:
         (step,), shared = shared.prepare(new_len)
         assert 1 < step.slots.first < step.slots.end < step.key.shape[2] - 1
         by_group = step.write(*new).shared()
-        assert by_group is not None
         assert by_group[0].shape[0] == groups
         shared = shared.after(new_len)
         assert shared.rows == groups * branches

@@ -3,8 +3,6 @@
 A child of a module is called, not read, wherever a call may mean something else.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 Dynamo cannot trace the shape checks, hence `unhooked`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -141,6 +139,7 @@ def assert_same(one: Any, other: Any) -> None:
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", cases())
 def test_compiled_whole(case: str) -> None:
@@ -161,6 +160,7 @@ def test_compiled_whole(case: str) -> None:
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("case", cases())
 def test_exported(case: str) -> None:
@@ -207,6 +207,7 @@ def test_in_training_with_dropout() -> None:
         torch.testing.assert_close(out.mean(0), wanted[0], atol=0.1, rtol=0.1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["reversible", "hashed"])
 def test_what_has_a_backward_pass_of_its_own_compiles_in_parts(case: str) -> None:
     """Not in one graph, as the docstrings say; in several, with the same numbers and gradients."""

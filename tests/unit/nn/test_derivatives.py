@@ -1,7 +1,5 @@
 """Second derivatives are right or refused, whichever way they are asked for; transforms of `torch.func` work."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The linear map by oneDNN, forced here whatever the machine, against float64 and against `F.linear`."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -98,7 +96,6 @@ def test_the_module_is_an_nn_linear(asked: list[tuple[int, ...]]) -> None:
 def test_others_are_left_alone(asked: list[tuple[int, ...]]) -> None:
     """Other types, and whatever looks at operations: it must see the ones that it knows."""
     x, weight, bias = given(2, 5)
-    assert bias is not None
     linear(x.double(), weight.double(), bias.double())
     linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,7 +1,5 @@
 """Local attention against the loop over pairs, and its cache against the whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -63,7 +61,6 @@ def test_slopes() -> None:
     assert local_slopes(1).tolist() == [1 / 2]
     layer = LocalSelfAttention(8, 2, chunk_len=4, chunks_before=2, sloped=True)
     penalties = layer.penalties()
-    assert penalties is not None
     assert penalties.shape == (2, 12)
     assert penalties[:, 3].tolist() == [3 / 2, 3 / 128]
     assert LocalSelfAttention(8, 2, chunk_len=4).penalties() is None
@@ -76,26 +73,11 @@ def test_trained_slopes_begin_as_the_others_and_learn() -> None:
     trained = LocalSelfAttention(8, 2, chunk_len=4, sloped=True, train_slopes=True)
     x = torch.randn(2, 14, 8)
     torch.testing.assert_close(trained(x), fixed(x))
-    assert trained.distance_penalties is not None
     trained(x).square().sum().backward()
     gradient = trained.distance_penalties.grad
-    assert gradient is not None
     # In a causal layer of chunks of 4 the last of 4 positions reaches back 7.
     assert gradient.shape == (2, 8)
     assert bool((gradient != 0).all())
-
-
-@pytest.mark.parametrize("slopes", [{}, {"sloped": True}, {"sloped": True, "train_slopes": True}])
-@pytest.mark.parametrize("before", [0, 1, 2])
-@pytest.mark.parametrize("split", [[1] * 27, [9, 1, 1, 1, 10, 5], [27], [3, 24]])
-def test_steps_are_the_whole(before: int, split: list[int], slopes: dict[str, bool]) -> None:
-    module = LocalSelfAttention(12, 2, 5, chunk_len=4, chunks_before=before, **slopes).double().eval()
-    x = torch.randn(3, 27, 12, dtype=torch.float64)
-    cache, parts = module.start(3), []
-    for part in x.split(split, dim=1):
-        out, cache = module.step(part, cache)
-        parts.append(out)
-    torch.testing.assert_close(torch.cat(parts, dim=1), module(x))
 
 
 def test_steps_of_ragged_rows_and_reordered_caches() -> None:

@@ -1,7 +1,5 @@
 """Mask descriptions against a loop that spells out what each says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import hypothesis.strategies as st
@@ -46,7 +44,6 @@ def test_each_says_what_it_means(mask: Mask, says: Callable[[int, int, int], boo
     """Also behind a cache: the first query stands after `first` keys."""
     q_len = K - first
     got = dense_mask(mask, q_len, K, CPU, first)
-    assert got is not None
     assert torch.equal(got.expand(B, 1, q_len, K), spelled_out(says, q_len, K, first))
 
 
@@ -60,7 +57,6 @@ def test_no_mask_is_none_and_combines() -> None:
 def test_dense_patterns_keep_their_axes(shape: tuple[int, ...]) -> None:
     pattern = torch.rand(shape) < 0.5
     got = dense_mask(Dense(pattern), 4, K, CPU)
-    assert got is not None
     wanted = pattern.view({2: (1, 1, *shape), 3: (shape[0], 1, *shape[1:]), 4: shape}[len(shape)])
     assert torch.equal(got.expand(B, H, 4, K), wanted.expand(B, H, 4, K))
 

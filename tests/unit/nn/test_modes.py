@@ -1,7 +1,5 @@
 """The plain and the fast implementations give the same numbers, with the same random draws."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import threading

@@ -1,7 +1,5 @@
 """Multi-head attention: heads, sizes, caches, hooks, and the whole layer against the loop."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any
@@ -126,23 +124,6 @@ def test_projections_together_and_apart_agree(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [[1, 1, 1, 1, 1], [2, 3], [4, 1], [5]])
-@pytest.mark.parametrize("lengths", [None, [5, 3]])
-def test_a_cache_changes_nothing(path: str, steps: list[int], lengths: list[int] | None) -> None:
-    layer = randomised(MultiHeadAttention(W, H)).eval()
-    x = torch.randn(B, L, W)
-    mask: Mask = Causal() if lengths is None else Causal() & Lengths(torch.tensor(lengths))
-    whole, _ = layer(x, mask=mask)
-    state = KeyValueCache.empty(B, H, W // H, like=x)
-    parts = []
-    with torch.no_grad():
-        for part in x.split(steps, dim=1):
-            out, state = layer(part, mask=mask, state=state)
-            parts.append(out)
-    assert int(state.length) == L
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
-
-
 def test_the_hook_sees_weights_and_changes_nothing(make_mask: MakeMask) -> None:
     layer = randomised(MultiHeadAttention(W, H))
     x = torch.randn(B, L, W)
@@ -169,14 +150,6 @@ def test_weights_are_computed_for_no_one_else(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError, match="stop"), observe(layer):
         raise RuntimeError("stop")
     assert layer.weights_hook is None
-
-
-def test_permuted_positions_come_out_permuted() -> None:
-    layer = randomised(MultiHeadAttention(W, H))
-    x, order = torch.randn(B, L, W), torch.tensor([4, 2, 0, 1, 3])
-    torch.testing.assert_close(layer(x[:, order])[0], layer(x)[0][:, order], atol=1e-5, rtol=1e-5)
-    # ... and with a mask they do not: the property is the model's, not the test's
-    assert not torch.allclose(layer(x[:, order], mask=Causal())[0], layer(x, mask=Causal())[0][:, order], atol=1e-3)
 
 
 def test_dropout_on_weights_in_training_alone() -> None:
@@ -259,7 +232,6 @@ def test_nothing_to_attend_to(path: str, bf16: bool, q_len: int, k_len: int, mas
     assert torch.equal(out[empty], bias.expand_as(out[empty]))
     out.float().sum().backward()
     for tensor in (query, key, *layer.parameters()):
-        assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
 
 

@@ -1,7 +1,5 @@
 """`manyheads.nn`: its names, without torch until one is used, each with an example that runs."""
 
-from __future__ import annotations
-
 import ast
 import doctest
 import importlib

@@ -5,8 +5,6 @@ over two words (test_head), Noam at step 0 (interop), attention dropout that ign
 (contract), and positions past 5,000 or of odd width (test_positions).
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The properties of attention and positions that the tutorials state (and prove by hand)."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,8 +1,7 @@
 """Relative attention: the fast path and the plain one against the loop that looks every distance up, in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,12 +9,12 @@ import torch
 from naive_attention import naive_relative_attention
 from torch import Tensor
 
-from manyheads.errors import ConfigError, RequestError, ShapeError
+from manyheads.errors import ConfigError, ShapeError
 from manyheads.nn.attention.masks import Causal, KeyPadding, Mask, Window, dense_mask
 from manyheads.nn.attention.multi_head import merge_heads
 from manyheads.nn.attention.relative import DistanceEncoding, LearnedRelativeAttention, RelativeAttention
 from manyheads.nn.attention.relative_bias import RelativeBias
-from manyheads.nn.kernels import policy, relative
+from manyheads.nn.kernels import modes, policy, relative
 from manyheads.nn.kernels.relative import relative_attention, relative_shift, relative_weights
 from manyheads.nn.positions import sinusoidal_table
 
@@ -35,6 +34,18 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[int]]:
             yield lanes
 
     return sizes
+
+
+@pytest.fixture
+def ways(tiles: Tiles) -> Callable[[], Iterator[int]]:
+    """As `tiles`, and last what GPUs take, SDPA with an additive mask; `tests/gpu` runs it on one."""
+
+    def each() -> Iterator[int]:
+        yield from tiles()
+        with modes.using_relative_path("sdpa"):
+            yield 0
+
+    return each
 
 
 def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.float32) -> list[Tensor | None]:
@@ -57,10 +68,7 @@ def inputs(q_len: int, k_len: int, learned: bool, dtype: torch.dtype = torch.flo
 
 def slow(given: list[Tensor | None], mask: Mask | None) -> Tensor:
     query, key, value, positions, u, v, bias = given
-    assert query is not None
-    assert key is not None
     assert value is not None
-    assert positions is not None
     assert u is not None
     q_len, k_len = query.shape[2], key.shape[2]
     return naive_relative_attention(
@@ -82,18 +90,18 @@ def plain(given: list[Any], mask: Mask | None) -> Tensor:
 
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
 @pytest.mark.parametrize("learned", [False, True])
-def test_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+def test_against_the_loop(ways: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
     given: list[Any] = inputs(q_len, k_len, learned)
     mask = make_mask(B, q_len, k_len)
     wanted = slow(given, mask)
-    for found in (plain(given, mask), *(relative_attention(*given, mask) for _ in tiles())):
+    for found in (plain(given, mask), *(relative_attention(*given, mask) for _ in ways())):
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(("q_len", "k_len"), SIZES)
 @pytest.mark.parametrize("learned", [False, True])
-def test_gradients_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
+def test_gradients_against_the_loop(ways: Tiles, make_mask: MakeMask, q_len: int, k_len: int, learned: bool) -> None:
     given: list[Any] = inputs(q_len, k_len, learned)
     mask = make_mask(B, q_len, k_len)
     factor = torch.randn(B, H, q_len, E)
@@ -111,26 +119,28 @@ def test_gradients_against_the_loop(tiles: Tiles, make_mask: MakeMask, q_len: in
         return relative_attention(*leaves, mask)
 
     exact = grads(slow, torch.float64)
-    for found in (grads(plain, torch.float32), *(grads(fast, torch.float32) for _ in tiles())):
+    for found in (grads(plain, torch.float32), *(grads(fast, torch.float32) for _ in ways())):
         for one, wanted in zip(found, exact, strict=True):
             assert one.isfinite().all()
             torch.testing.assert_close(one.double(), wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("path", ["tiles", "sdpa"])
 @pytest.mark.parametrize("learned", [False, True])
-def test_gradcheck_in_float64(learned: bool) -> None:
+def test_gradcheck_in_float64(learned: bool, path: Any) -> None:
     given = [x if x is None else x.double().requires_grad_() for x in inputs(3, 5, learned)]
     mask = Window(left=2, right=None)
-    assert torch.autograd.gradcheck(lambda *xs: relative_attention(*xs, mask), given, fast_mode=True)
+    with modes.using_relative_path(path):
+        assert torch.autograd.gradcheck(lambda *xs: relative_attention(*xs, mask), given, fast_mode=True)
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_bf16_within_twice_the_plain_error(tiles: Tiles, make_mask: MakeMask, learned: bool) -> None:
+def test_bf16_within_twice_the_plain_error(ways: Tiles, make_mask: MakeMask, learned: bool) -> None:
     given: list[Any] = inputs(6, 9, learned, torch.bfloat16)
     mask = make_mask(B, 6, 9)
     exact = slow(given, mask)
     error = (plain(given, mask).double() - exact).abs().max().item()
-    for _ in tiles():
+    for _ in ways():
         found = relative_attention(*given, mask)
         assert found.dtype == torch.bfloat16
         assert (found.double() - exact).abs().max().item() <= 2 * error + 1e-9
@@ -198,6 +208,30 @@ def test_dropout_is_on_the_weights_and_replayed_in_the_backward_pass(tiles: Tile
         assert 0.2 < kept[weights > 0].float().mean() < 0.8
         torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
         assert torch.autograd.gradcheck(seeded, doubles, fast_mode=True)
+
+
+def test_dropout_of_sdpa_is_on_the_weights() -> None:
+    given: list[Any] = inputs(5, 5, False)
+    given[2] = torch.eye(5).expand(B, H, 5, 5)
+    weights = relative_weights(*given[:2], *given[3:])
+    with modes.using_relative_path("sdpa"):
+        dropped = relative_attention(*given, None, 0.5)
+    kept = dropped != 0
+    assert 0.2 < kept[weights > 0].float().mean() < 0.8
+    torch.testing.assert_close(dropped[kept], weights[kept] * 2, atol=1e-5, rtol=1e-5)
+
+
+def test_which_path_is_taken_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA takes SDPA in any case."""
+    cpu, cuda = torch.zeros(1, 1, 1, 1), SimpleNamespace(device=torch.device("cuda"), shape=torch.Size([1] * 4))
+    for causal in (True, False):
+        assert policy.relative_path(cuda, causal) == "sdpa"
+    assert policy.relative_path(cpu, True) == "tiles"
+    assert policy.relative_path(cpu, False) == "products"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert policy.relative_path(cpu, True) == "products"
+    with modes.compiling_a_step():
+        assert policy.relative_path(cpu, True) == "sums"
 
 
 def test_without_gradients_no_weights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +328,6 @@ def test_weights_leave_by_request_alone() -> None:
 def test_learned_distances_beyond_the_table_are_its_last() -> None:
     attention = LearnedRelativeAttention(12, 2, 5, max_len=4)
     r, bias = attention.project_positions(torch.tensor([9, 4, 3, 1, 0]))
-    assert bias is not None
     assert torch.equal(r[:, 0], attention.distance_embedding[3])
     assert torch.equal(r[:, 1], r[:, 2])
     assert torch.equal(r[:, 4], attention.distance_embedding[0])
@@ -309,13 +342,6 @@ def test_mistakes_are_named() -> None:
         relative_attention(*given[:3], given[3][:, :4], *given[4:])
     with pytest.raises(ConfigError, match="at least 1"):
         RelativeAttention(12, 0, 4)
-
-
-def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
-    attention, x = RelativeAttention(12, 2), torch.randn(2, 5, 12, requires_grad=True)
-    [grad] = torch.autograd.grad(attention(x).sum(), x, create_graph=True)
-    with pytest.raises(RequestError, match="cannot be differentiated again"):
-        grad.square().sum().backward()
 
 
 @pytest.mark.parametrize("memory_len", [0, 3])
@@ -357,8 +383,13 @@ def test_both_ways_against_the_loop(make_mask: MakeMask, q_len: int, k_len: int)
         lambda distance: bias[:, k_len - 1 - distance],
         dense_mask(mask, q_len, k_len, query.device, k_len - q_len),
     )
-    found = relative_attention(*given, mask, causal=False)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+    leaves, grads = [x.requires_grad_() for x in given if x is not None], []
+    for path in ("products", "sdpa"):
+        with modes.using_relative_path(path):
+            found = relative_attention(*given, mask, causal=False)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+        grads.append(torch.autograd.grad(found.square().sum(), leaves, allow_unused=True))
+    torch.testing.assert_close(grads[1], grads[0], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("q_len", "k_len"), [size for size in BOTH_WAYS if size[0] <= size[1]])

@@ -1,7 +1,5 @@
 """Relative bias: the scores by the definition, steps of a search, and what it refuses."""
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace
@@ -29,14 +27,12 @@ REACH = 3
 def attention(*, causal: bool, seed: int = 0) -> MultiHeadAttention:
     torch.manual_seed(seed)
     made = MultiHeadAttention(16, 4, relative_bias=RelativeBias(4, REACH, causal=causal))
-    assert made.relative_bias is not None
     torch.nn.init.normal_(made.relative_bias.table, std=0.1)
     return made.double()
 
 
 def by_definition(module: MultiHeadAttention, x: torch.Tensor, *, causal: bool, lengths: list[int]) -> torch.Tensor:
     """One query, head and key after the other."""
-    assert module.relative_bias is not None
     q, k, v = (proj(x).view(*x.shape[:2], 4, 4) for proj in (module.q_proj, module.k_proj, module.v_proj))
     numbers = module.relative_bias.numbers()
     heads = torch.zeros(*x.shape[:2], 4, 4, dtype=x.dtype)

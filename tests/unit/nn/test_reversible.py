@@ -1,7 +1,5 @@
 """Reversible layers: the gradients of plain backpropagation, whatever has to be replayed."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention over sequences that lie one after the other in one row."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The size of a vocabulary for predictions of memory: of the settings, of the prepared data, or assumed and told."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The model folder of averaged checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tiny_run import TINY, changed

@@ -1,7 +1,5 @@
 """The embeddings with which translators and language models begin."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -122,6 +120,7 @@ def test_a_resumed_run_does_not_compute_them_again(config: TrainConfig, monkeypa
     assert len(calls) == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["transformer-xl", "adaptive transformer-xl", "reformer"])
 def test_a_language_model_begins_with_them(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[int] = []

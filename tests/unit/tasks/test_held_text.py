@@ -1,7 +1,5 @@
 """A text file that a language model is judged on is read as `prepare` reads it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +26,6 @@ def test_a_text_file_has_the_ids_documents_and_counts_of_prepared_data(tmp_path,
     given: dict[str, Any] = {name: TextFiles(paths=[tmp_path / f"{name}.txt"]) for name in ("train", "test")}
     prepare_text(tmp_path / "data", **given, vocabulary=settings)
     data = TextData.open(tmp_path / "data")
-    assert data.test is not None
     generator: Any = SimpleNamespace(vocabulary=data.vocabulary)
     held = held_text(generator, "model", text=str(tmp_path / "test.txt"))
     assert held.store.ids.tolist() == data.test.ids.tolist()

@@ -1,7 +1,5 @@
 """The command line of a run that begins from a model: sizes from the model, defaults, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of tasks, and the task of a folder, which is told without torch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is no word of a language, and is kept in translations."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

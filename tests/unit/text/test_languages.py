@@ -1,7 +1,5 @@
 """Language tags, and guesses of languages."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.data.corpora import load_tatoeba

@@ -1,7 +1,5 @@
 """What is learned from a text, and in which order."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter
 from typing import Any

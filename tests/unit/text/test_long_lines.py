@@ -1,7 +1,5 @@
 """Texts in parts: the same ids where there are spaces, the same text everywhere."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

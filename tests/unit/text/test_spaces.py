@@ -1,7 +1,5 @@
 """White space and characters without width: what tokenizers of new preparations read, and what they keep."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.extras.vocabulary_extension.growth import grow

@@ -1,7 +1,5 @@
 """Vocabularies with a given list of symbols."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

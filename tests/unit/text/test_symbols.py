@@ -1,7 +1,5 @@
 """Symbols of a tokenizer: one id each on the target side, nothing on the source side."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Tags of target languages: how a language is chosen."""
 
-from __future__ import annotations
-
 import pytest
 
 from manyheads.errors import ConfigError

@@ -1,7 +1,5 @@
 """Words and ids that another program gave."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

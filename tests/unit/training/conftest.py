@@ -1,7 +1,5 @@
 """A small prepared corpus and the config of a run that takes a second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

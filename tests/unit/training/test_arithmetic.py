@@ -1,7 +1,5 @@
 """A run that is resumed under other arithmetic says so, or refuses if asked to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

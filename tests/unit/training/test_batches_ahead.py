@@ -1,7 +1,5 @@
 """Batches that a thread makes in advance: the same run, however it is interrupted, and no thread after it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -97,6 +95,7 @@ def _files(run: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["pairs", "text"])
 def test_a_run_that_is_killed_at_any_row_has_the_bytes_of_one_without_a_thread(small, tmp_path, kind, monkeypatch):
     """Over the ends of epochs; the text has shorter segments at first, by the progress in steps."""

@@ -1,7 +1,5 @@
 """Callbacks and loggers of a run: what they get, what they cannot change, and what happens when they fail."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json
@@ -104,6 +102,7 @@ def test_csv_has_the_lines_of_metrics_also_after_a_resume(small: Make) -> None:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("event", EVENTS)
 def test_one_that_raises_is_reported_once_and_off(event: str, small: Make) -> None:
     class Failing(Callback):
@@ -137,7 +136,6 @@ def test_what_on_step_returns(small: Make, tmp_path: Path) -> None:
     config = small(training={"save_every": 0}, validation={"every_steps": 0})
     result = train(config, callbacks=[Stopping()])
     assert (result.stopped_by, result.step, result.signal_number) == ("callback", 4, None)
-    assert result.checkpoint is not None
     assert result.checkpoint.name == "step-00000004"
     assert result.last_validation is not None
     assert "ended at step 4" in log_of(config)

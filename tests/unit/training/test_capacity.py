@@ -1,7 +1,5 @@
 """A model that cannot fit is refused before its memory is taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

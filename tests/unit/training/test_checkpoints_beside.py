@@ -1,7 +1,5 @@
 """Checkpoints that a thread writes while the next steps run: the same bytes, one at a time, and no error is lost."""
 
-from __future__ import annotations
-
 import os
 import re
 import threading
@@ -92,7 +90,6 @@ def test_the_bytes_are_those_of_the_step_whatever_follows(
             order = Order(patch, last=7) if name == "beside" else None
             train(config)
         found[name] = _bytes(Path(config.run_dir))
-    assert order is not None
     assert order.threads == {2: THREAD, 4: THREAD, 6: THREAD, 7: MAIN}
     assert order.seen == [  # the save after step 4 waits for that of step 2
         "step 1", "step 2", "step 3", "step 4", "writes 2", "step 5", "step 6", "writes 4", "step 7", "writes 6",

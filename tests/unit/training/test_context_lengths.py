@@ -1,7 +1,5 @@
 """Training with lengths that change: what a step sees, and that a stopped run goes on byte for byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from manyheads.cli.main import main
 from manyheads.data.language.segments import SegmentStream
 from manyheads.data.settings import DUPLICATION
 from manyheads.errors import ConfigError, RequestError
-from manyheads.models.composites import LanguageModel
 from manyheads.models.transformer_xl.state import LayerInputs, XLState
 from manyheads.seeding import derive_seed
 from manyheads.tasks.language_modelling.settings import TextConfig
@@ -68,6 +65,7 @@ def differing(first: Path, second: Path) -> list[str]:
     return [name for name in names if found[name] != wanted[name]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("base", "stops", "changes_at"),
     [
@@ -137,7 +135,6 @@ def test_the_clock_counts_where_minutes_limit_the_run(text_run, shapes, monkeypa
 def test_short_segments_train_all_positions(text_run: Callable[..., TextConfig], tmp_path: Path) -> None:
     components = assemble(text_run(GROWING, data={"accumulate": 1}, model={"max_len": 24}), CPU, tmp_path)
     model = components.model
-    assert isinstance(model, LanguageModel)
     [batch] = components.stream.at(0, 0, 0.0)
     begin = components.objective.begin
 
@@ -155,7 +152,6 @@ def test_short_segments_train_all_positions(text_run: Callable[..., TextConfig],
 def test_a_row_has_the_positions_of_its_place(text_run: Callable[..., TextConfig], tmp_path: Path) -> None:
     """Reading from position p is reading the same tokens there within a longer sequence, up to attention."""
     model = assemble(text_run(GROWING), CPU, tmp_path).model.eval()
-    assert isinstance(model, LanguageModel)
     tokens = torch.arange(24)[None].repeat(2, 1)
     embedded = model.body.embedding(tokens)  # type: ignore[operator]
     whole = model.body.positions(embedded)  # type: ignore[operator]
@@ -208,7 +204,6 @@ def test_a_drawn_memory_reaches_the_model(text_run: Callable[..., TextConfig], t
     config = text_run(VARIED, data={"accumulate": 1, "segment_lengths": "fixed"})
     components = assemble(config, CPU, tmp_path)
     train_step, model = components.train_step(), components.model
-    assert isinstance(model, LanguageModel)
     asked: list[int | None] = []
     model.body.register_forward_pre_hook(  # type: ignore[union-attr]
         lambda module, given, options: asked.append(options.get("memory_len")), with_kwargs=True

@@ -1,7 +1,5 @@
 """A run that will make too few steps says so once, early, and not because its first step was slow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A run folder that somebody sent: no run writes through its links or to its pipes and devices, and none waits."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training that begins from a model: weights, new ids, frozen parameters, mixes, and resuming without the model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -112,6 +110,7 @@ def test_a_run_begins_with_the_weights_of_the_model(world: World, begun: Callabl
     assert not components.optimiser.state
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_run_goes_on_without_the_model(world, begun, kind, tmp_path):
     """Byte for byte, with a mix of data sets and frozen parameters, in the middle of an epoch."""

@@ -1,7 +1,5 @@
 """A training step of a GPU, counted on `meta`, and computed on the CPU by the operations that it takes there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -71,6 +69,7 @@ def _train_step(
 
 # A bare model of torch's operations with the same layers, without padding, in the same step of a run with AdamW, has
 # the last number. For the Reformer, whose layers are computed again in the backward pass, none was written.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("preset", "packed", "micro", "smoothing", "options", "most", "floor"),
     [
@@ -144,6 +143,7 @@ def test_launches_of_a_packed_step_with_a_relative_bias_by_triton(monkeypatch: p
 
 
 # A bare model of torch's operations with the same layers, in the same step of a run, has the second number.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "preset", "sizes", "rows", "length", "bare", "bar", "floor"),
     [

@@ -1,7 +1,5 @@
 """The parts around the loop: metrics file, plain reporter, signals, presets, run folder."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whole small runs: what is written, how they end, how they go on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Runs with packed batches: the numbers of padded ones, ranks, a resume, and what is refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -62,6 +60,7 @@ def results(model: Any, given: Any, **options: Any) -> dict[str, Tensor]:
     return {"loss": output.loss_sum.detach(), "nll": output.nll_sum, "tokens": output.num_tokens, **grads}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -162,6 +161,7 @@ def test_ranks_drop_what_one_process_drops(world: int, relative: int) -> None:
     torch.testing.assert_close(sums, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("relative", [0, 3])
 def test_a_resume_within_an_epoch_is_exact(relative: int, small: Make) -> None:
     """Also with accumulation; the setting is recorded, and another value is refused."""

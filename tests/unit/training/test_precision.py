@@ -1,7 +1,5 @@
 """Which precision a run takes, stores and resumes with; and that fp32 means fp32 in every product."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -268,6 +266,7 @@ def one_of_each_kind() -> list[Any]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_fp32_means_fp32_in_every_product(name, corpus, tmp_path, monkeypatch):
     """Training, Muon, validation, samples: of every preset, made small."""

@@ -1,7 +1,5 @@
 """Rates at the steps where the formulas are easy to check by hand."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

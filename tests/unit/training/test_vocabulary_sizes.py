@@ -1,7 +1,5 @@
 """A vocabulary size below the data's ids is refused before training starts, in every kind of run; the least works."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +49,7 @@ def config_of(data: PreparedData, model: TransformerConfig | ReformerSeq2SeqConf
     return replace(TINY, run_dir=str(run), data=settings, model=model)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("model", [TRANSFORMER, REFORMER], ids=["transformer", "reformer"])
 @pytest.mark.parametrize("task", ["translation", "parsing"])
 def test_of_sentence_pairs(task: str, model: Any, pairs: PreparedData, trees: PreparedData, tmp_path: Path) -> None:
@@ -91,6 +90,7 @@ LANGUAGE = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_of_texts(kind: str, tmp_path: Path) -> None:
     config: RunConfig = replace(LANGUAGE[kind], run_dir=str(tmp_path / "run"))

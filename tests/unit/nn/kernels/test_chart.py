@@ -1,7 +1,5 @@
 """Charts beside slow ones, and beside all trees there are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -9,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyheads.errors import RequestError
 from manyheads.extras.parsing.span_parser import (
     best_splits,
     log_partition,
@@ -105,17 +102,9 @@ def test_the_gradient_beside_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x: log_partition(x, torch.tensor([5, 3])), (scores,))
 
 
-def test_a_second_derivative_is_refused_and_not_taken_for_zero() -> None:
-    scores = charts(2, 5).requires_grad_()
-    [grad] = torch.autograd.grad(log_partition(scores, torch.tensor([5, 3])).sum(), scores, create_graph=True)
-    with pytest.raises(RequestError, match="cannot be differentiated again"):
-        (grad.square().sum() + scores.sum()).backward()
-
-
 def test_gradients_stay_finite_with_extreme_scores() -> None:
     scores = (1e4 * charts(2, 6).float()).requires_grad_()
     log_partition(scores, torch.tensor([6, 4])).sum().backward()
-    assert scores.grad is not None
     assert bool(scores.grad.isfinite().all())
     assert scores.grad[0, 0, 5] == scores.grad[1, 0, 3] == 1
 

@@ -2,8 +2,6 @@
 general, and how beams attend. They decide nothing in a run.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

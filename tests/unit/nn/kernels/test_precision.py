@@ -1,7 +1,5 @@
 """What `auto` chooses: by the measured rates, or by the environment variable that replaces them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Hashed and local attention by Triton kernels, interpreted on a CPU, against loops and formulas in float64."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

@@ -4,8 +4,6 @@ Nothing is refused when they are compiled; a card refuses too much shared memory
 them. The calls are those of a user, on CPU tensors that no kernel reads or writes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -3,8 +3,6 @@
 bfloat16 cannot be interpreted.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The Triton kernel of the loss, interpreted on a CPU, against loops over rows and tokens in float64."""
 
-from __future__ import annotations
-
 import math
 import os
 from typing import Any

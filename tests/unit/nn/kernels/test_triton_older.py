@@ -1,7 +1,5 @@
 """The Triton kernels with the version of torch 2.11, in processes of their own, with the numpy that it needs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

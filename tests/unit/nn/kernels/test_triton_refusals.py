@@ -1,7 +1,5 @@
 """What the Triton kernels cannot compute is refused where they are asked for by name; otherwise nothing changes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
