@@ -1,4 +1,4 @@
-"""CTranslate2 as the engine of a `Translator`: `decoding.engines`.
+"""CTranslate2 as the engine of a `Translator`: `decoding.text_ids.SearchEngine`.
 
 The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
 written. Only the newest export of a model is kept. Greedy search gives the ids of our own search (up to ties in
@@ -42,7 +42,7 @@ _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm
 
 
 def open_for(name: str, folder: Path, runs_plainly: str, is_int8: bool) -> CTranslate2Engine | Declined:
-    """See `decoding.engines.open_engine`."""
+    """See `decoding.text_ids.open_engine`."""
     try:
         if runs_plainly:
             kind = "int8" if is_int8 else "float32"
@@ -74,7 +74,7 @@ class Declined:
 
 
 class CTranslate2Engine:
-    """A search engine; see `decoding.engines.SearchEngine`.
+    """A search engine; see `decoding.text_ids.SearchEngine`.
 
     Args:
         is_automatic: take a search only if all options are supported and a measurement shows that it is faster.

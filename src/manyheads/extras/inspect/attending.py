@@ -25,7 +25,7 @@ from manyheads.models.hub import resolve_model_path
 from manyheads.models.pretrained import read_config
 
 if TYPE_CHECKING:
-    from manyheads.decoding.engines import EngineName
+    from manyheads.decoding.text_ids import EngineName
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"
