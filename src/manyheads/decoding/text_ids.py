@@ -2,7 +2,8 @@
 
 Sentences to ids and to batches: types are checked, texts that are too long are refused or truncated, reported with file
 and line and counted, and rows of different lengths are grouped and padded to one tensor. Results of a search and of a
-translator, and the errors that end a search.
+translator, and the errors that end a search. The engines that search: this package, or another runtime on an export of
+the model. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import ReadReport, describe
 from manyheads.errors import NonFiniteError, RequestError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch import Tensor
 
@@ -257,7 +261,7 @@ class Hypothesis:
         score: the ranking score: the sum of the search's log-probabilities (after the repetition penalty, before the
             temperature), divided by the length penalty; of a reranked one see `extras.reranking`.
         token_log_probs: the model's log-probability of each id, and of EOS last if `ended`; 0 for forced tokens.
-            Empty if another engine searched (see `engines`).
+            Empty if another engine searched (see `SearchEngine`).
         ended: whether the model produced EOS; otherwise the hypothesis was cut at the length limit.
     """
 
@@ -308,7 +312,7 @@ class Translation:
         score: the ranking score of the n-best list, see `Hypothesis.score`.
         tokens: readable pieces, EOS last unless the translation was cut at the length limit.
         token_log_probs: the model's log-probability of each piece, in nats; 0 for forced pieces. Empty if
-            another engine searched (see `engines`).
+            another engine searched (see `SearchEngine`).
     """
 
     text: str
@@ -376,3 +380,74 @@ def is_degenerate(source: str, text: str) -> bool:
 
 def _longest_run(words: Sequence[str]) -> int:
     return max((len(list(run)) for _, run in groupby(words)), default=0)
+
+
+EngineName = Literal["torch", "ctranslate2", "auto"]
+
+
+class SearchEngine(Protocol):
+    """Another runtime.
+
+    choice: a sentence that says which engine was taken and why; "" before the first call of `takes`.
+    longest_source: tokens of the longest source that it takes, EOS included.
+    is_int8: it computes in 8 bits.
+    """
+
+    choice: str
+    longest_source: int
+    is_int8: bool
+
+    def takes(
+        self,
+        settings: DecodingSettings,
+        own_search: Callable[[Sequence[list[int]], DecodingSettings], list[list[Hypothesis]]],
+    ) -> bool:
+        """Return whether this engine does searches with these settings; otherwise `own_search` does.
+
+        Raises: RequestError: this engine was asked for by name, and it has no such option.
+        """
+
+    def search(
+        self,
+        sources: Sequence[list[int]],
+        settings: DecodingSettings,
+        *,
+        stop: Callable[[], bool] | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Do what `search.search_all` does; the hypotheses have no token_log_probs."""
+
+
+_OTHERS = ("ctranslate2", "auto")
+
+
+def engine_named(name: EngineName | None, precision: str) -> EngineName:
+    """Return the engine that searches; if none is named, ctranslate2 for precision int8, otherwise torch.
+
+    Raises: RequestError: another engine than ctranslate2 is named for int8.
+    """
+    if precision == "int8" and name not in (None, "ctranslate2"):
+        raise RequestError(
+            f"precision is int8, in which only the engine ctranslate2 computes, but the engine is {name}; name"
+            " ctranslate2 or none, or use precision fp32 or bf16."
+        )
+    return name or ("ctranslate2" if precision == "int8" else "torch")
+
+
+def open_engine(name: EngineName, folder: Path, *, runs_plainly: str, is_int8: bool = False) -> SearchEngine | None:
+    """Return an engine for a model folder; None for `torch`.
+
+    Args:
+        runs_plainly: "" if the translator computes in float32 on the CPU, uncompiled; otherwise a description of how
+            it runs.
+        is_int8: the engine computes in 8 bits.
+
+    Raises: RequestError: there is no engine of this name; or ctranslate2 cannot run the model in this way.
+        ConfigError: CTranslate2 cannot hold the model. MissingExtraError: it is not installed.
+    """
+    if name == "torch":
+        return None
+    if name not in _OTHERS:
+        raise RequestError(f"engine is {name!r}; it must be one of {', '.join(('torch', *_OTHERS))}.")
+    engine: SearchEngine = load(HOOKS["ctranslate2"])(name, folder, runs_plainly, is_int8)
+    return engine

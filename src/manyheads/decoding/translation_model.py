@@ -39,9 +39,8 @@ from manyheads.models.protocols import Searchable
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target, tag_of
 
 if TYPE_CHECKING:
-    from manyheads.decoding.engines import EngineName, SearchEngine
     from manyheads.decoding.kept_texts import KeptTexts
-    from manyheads.decoding.text_ids import Hypothesis, Stop
+    from manyheads.decoding.text_ids import EngineName, Hypothesis, SearchEngine, Stop
 
 
 class Reranker(Protocol):
@@ -300,7 +299,7 @@ class TranslationModel(RunsModel[Searchable]):
         paths = [path] if isinstance(path, str | Path) else list(path)
         if not paths:
             raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
-        from manyheads.decoding.engines import engine_named, open_engine
+        from manyheads.decoding.text_ids import engine_named, open_engine
         from manyheads.models.ensemble import Ensemble
         from manyheads.text.of_folder import load_tokenizer
 

@@ -29,9 +29,9 @@ from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import LinesOf, OnBadUtf8, Progress, phase_progress
-from manyheads.decoding.engines import EngineName, engine_named
 from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import load_settings, overridden
+from manyheads.decoding.text_ids import EngineName, engine_named
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import ConfigError, RequestError
 from manyheads.files.verify import json_text

@@ -25,7 +25,7 @@ from manyheads.models.pretrained import read_config
 from manyheads.nn.attention.observing import attentions_of, buckets_of
 
 if TYPE_CHECKING:
-    from manyheads.decoding.engines import EngineName
+    from manyheads.decoding.text_ids import EngineName
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"

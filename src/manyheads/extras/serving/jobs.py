@@ -22,9 +22,9 @@ from manyheads.models.protocols import Scorable
 from manyheads.nn.attention.observing import attentions_of
 
 if TYPE_CHECKING:
-    from manyheads.decoding.engines import SearchEngine
     from manyheads.decoding.generator import Generator
     from manyheads.decoding.settings import DecodingSettings, GenerationSettings
+    from manyheads.decoding.text_ids import SearchEngine
     from manyheads.decoding.translator import Translator
 
 
