@@ -11,7 +11,7 @@ from manyheads.data.translation.readers import PairFiles, nested_value
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.formats import read_document
 from manyheads.extras.documents.parts import Text
-from manyheads.extras.tables.reader import parquet_pairs, table_pairs
+from manyheads.extras.tables.pairs import parquet_pairs, table_pairs
 
 KEYS = ("en", "de")
 
@@ -179,7 +179,7 @@ def test_a_first_line_of_text_is_no_header(first: str, tmp_path: Path) -> None:
 
 
 def test_a_cell_that_never_ends_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.extras.tables.reader.MOST_CELL_CHARS", 1000)
+    monkeypatch.setattr("manyheads.extras.tables.cells.MOST_CELL_CHARS", 1000)
     with pytest.raises(DataError, match="line 2 opens a quotation mark that is never closed within 1,000 characters"):
         list(csv_pairs(write(tmp_path, "a.csv", 'en,de\n"a,b\n' + "c,d\n" * 1000), KEYS, "fail", ReadReport()))
 

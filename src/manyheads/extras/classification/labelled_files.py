@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 from manyheads.data.lines import OnBadUtf8, ReadReport, decoded_lines, describe
 from manyheads.data.translation.readers import aligned_lines, json_record, mended, nested_value, preview
 from manyheads.errors import ConfigError, DataError
-from manyheads.extras.tables.reader import Columns, check_width, columns_of, is_header, named, read_table, width
+from manyheads.extras.tables.cells import Columns, check_width, columns_of, is_header, named, width
+from manyheads.extras.tables.pairs import read_table
 
 _FORMS = ("tsv", "jsonl", "texts")
 _KEYS = "--label-key and --text-key"

@@ -11,14 +11,14 @@ from itertools import chain
 
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.documents.parts import Document, Part, Segment, Text, plain
-from manyheads.extras.tables.reader import Cell, check_width, columns_of, csv_delimiter, is_header, named, read_rows
+from manyheads.extras.tables.cells import Cell, check_width, columns_of, csv_delimiter, is_header, named, read_rows
 
 LINE = re.compile(r"[^\r\n]+")
 JSON_LINE = re.compile(r"(?:\\[nr])+|((?:[^\\]|\\[^nr])+)")  # line breaks, or a line
 
 
 def read_csv(text: str, columns: Sequence[str], *, delimiter: str | None = None) -> Document:
-    """Return the lines of the values of some columns, without the header line; see `extras.tables` for these.
+    """Return the lines of the values of some columns, without the header line; see `tables.cells` for rows and columns.
 
     Args:
         columns: names in the first line. Or numbers from 1; then the first line is a row like the others.

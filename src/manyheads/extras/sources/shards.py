@@ -34,7 +34,7 @@ from manyheads.data.lines import (
 from manyheads.data.preparing import in_this_process
 from manyheads.data.translation.readers import json_record, jsonl_pairs, preview, whole_text
 from manyheads.errors import DataError, ManyHeadsError
-from manyheads.extras.tables.reader import parquet_pairs
+from manyheads.extras.tables.pairs import parquet_pairs
 from manyheads.files.safe_open import open_regular
 from manyheads.installation import needing_extra
 
