@@ -48,7 +48,6 @@ from manyheads.files.commit import write_folder
 from manyheads.files.safe_open import read_limited
 from manyheads.files.verify import read_object
 from manyheads.installation import install_command
-from manyheads.models.composites import LanguageModel, Seq2Seq
 from manyheads.models.pretrained import (
     data_notice,
     load,
@@ -64,6 +63,7 @@ from manyheads.text.word_sides import WordSides
 from manyheads.text.word_vocabulary import SymbolVocabulary
 
 if TYPE_CHECKING:
+    from manyheads.models.composites import LanguageModel, Seq2Seq
     from manyheads.text.sides import TranslationTokenizer
 
 TRAINED_BY = ("fairseq/Transformer", "opennmt-py/Transformer", "joeynmt/Transformer")
