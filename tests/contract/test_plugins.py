@@ -171,6 +171,7 @@ CLASHES = {
     "logger.csv": ["train", "--preset", "debug", "--loggers", "csv"],
     "format.onnx": ["export", "run", "--to", "onnx"],
     "peer.torch/Transformer": ["export", "run", "--to", "torch/Transformer"],
+    "protocol.openai": ["serve", "run"],
 }
 """Entry of which there is one in the package -> a command that asks for it."""
 
@@ -184,6 +185,7 @@ small = ["--training.max_steps", "2", "--training.plots", "false", "--validation
 assert main(["train", "--preset", "debug", "--run-dir", "run", *small]) == 0
 for number, command in enumerate(clashes.values()):
     rest = ["--run-dir", str(number), *small] if command[0] == "train" else ["-o", str(number)]
+    rest = ["--port", "0"] if command[0] == "serve" else rest
     assert main([*command, *rest]) == 2, command
 """
 

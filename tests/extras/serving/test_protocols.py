@@ -420,7 +420,7 @@ def test_a_plugin_adds_a_protocol(settings: ServingSettings, tmp_path: Path, mon
         "    routes = APIRouter()\n"
         "    routes.get('/count')(lambda: {'models': len(service.models)})\n"
         "    return routes\n"
-        "MANYHEADS = {'protocol.count': 'counting_protocol:router', 'protocol.broken': 'counting_protocol:none'}\n"
+        "MANYHEADS = {'protocol.count': 'counting_protocol:router'}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv(catalogue.PLUGINS, "counting_protocol")

@@ -257,7 +257,6 @@ class Marian(Peer):
         """The special ids."""
         return MarianIds.of(self.chosen)
 
-    @torch.no_grad()
     @classmethod
     def read_files(cls, folder: Path, config: Mapping[str, Any], ours: TransformerConfig) -> MarianFiles:
         """Read tokenizer and generation options of a peer's folder.
@@ -351,6 +350,7 @@ class Marian(Peer):
             files["generation_config.json"] = json.dumps(generation, indent=2).encode("utf-8") + b"\n"
         return PeerFiles(config, files, notes)
 
+    @torch.no_grad()
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         [source], labels = require(inputs, "src"), inputs.get("in.labels")
         source_mask = inputs.get("in.src_mask", torch.ones_like(source)) != 0

@@ -192,7 +192,7 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     Args: loads: load the models at the start of the application, which fails if they cannot be loaded. Otherwise the
         server calls `Service.load`; until then requests for work get 503.
 
-    Raises: ConfigError: the key file cannot be used.
+    Raises: ConfigError: the key file or the protocol of a plug-in cannot be used.
     """
     keys = ApiKeys.read(settings.api_key_file) if settings.api_key_file else ApiKeys([])
     service = Service(settings, keys)
@@ -218,8 +218,8 @@ def build_app(settings: ServingSettings, *, loads: bool = True) -> FastAPI:
     )
     app.state.service = service
     app.include_router(operations(service), responses=_ERRORS)
-    for router in PROTOCOLS.values():
-        app.include_router(router(service), responses=_ERRORS)
+    for name in [*PROTOCOLS, *PROTOCOLS.refused]:  # a plug-in's that is refused raises its error
+        app.include_router(PROTOCOLS[name](service), responses=_ERRORS)
     errors = {Refusal: _refused, RequestError: _unusable, ConfigError: _unusable, DataError: _unusable,
               MissingExtraError: _unusable}  # fmt: skip
     app.add_middleware(Direct, service=service, errors=errors)  # within the guard
