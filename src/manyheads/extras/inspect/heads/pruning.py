@@ -189,7 +189,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
         tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
         more=load_entry(HOOKS["shortlist"]).files(source),
-        task=task_of_folder(str(source)),
+        task=task_of_folder(str(source), strictly=True),
         languages=read_languages(source),
         replace=replace,
     )
