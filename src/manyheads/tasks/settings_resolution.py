@@ -314,7 +314,7 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
 def _of_preset(name: str, *sized: str) -> RunConfig:
     """Raises: ConfigError: the function of a plug-in's preset fails, or returns no settings of a run."""
     config = made_by(PRESETS, name, *sized)
-    if not isinstance(config, RunConfig):
+    if not hasattr(config, "run_dir"):
         raise ConfigError(f"the preset {name} is {config!r}; its function must return the settings of a run.")
     return config
 
@@ -426,8 +426,10 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
             named.setdefault(name, source.name)
             if name not in RUNS:
                 plugins = json_or_empty(Path(source.name).parent / "model" / "config.json").get("plugins")
-                needs = f" The run needs {', '.join(map(str, plugins))}: install it, or give --plugin." if plugins else ""
-                mistakes.append(f"{not_among(f'{source.name}: model.architecture is', name, RUNS)}{needs}")
+                message = not_among(f"{source.name}: model.architecture is", name, RUNS)
+                if isinstance(plugins, list) and plugins:
+                    message += f" The run needs {', '.join(map(str, plugins))}: install it, or give --plugin."
+                mistakes.append(message)
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")

@@ -22,6 +22,7 @@ from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.kinds import AdditiveAttentionConfig
 
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MappedAttentionConfig:
     """A score of another package: queries go through a map that all heads share, and each head has a factor."""

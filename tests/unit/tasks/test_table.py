@@ -86,7 +86,7 @@ def test_a_task_that_this_version_does_not_know(tmp_path: Path, task: object) ->
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": task}))
     assert task_of_folder(str(tmp_path)) is None
     for command in ("evaluate", "score"):  # and is not taken for the architecture's usual task
-        with pytest.raises(ConfigError, match="which is unknown; there are translation.* install the plug-in, or give"):
+        with pytest.raises(ConfigError, match=r"is unknown; there are translation.* install the plug-in, or give"):
             parse_for_task(command, [str(tmp_path)])
 
 
@@ -131,7 +131,7 @@ def test_a_preset_of_a_task_with_settings_of_its_own_begins_a_run_that_is_contin
 @pytest.mark.usefixtures("_counting")
 def test_a_preset_that_returns_no_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PRESETS, "_entries", {**PRESETS._entries, "counted": dict})
-    with pytest.raises(ConfigError, match="the preset counted is {}; its function must return the settings of a run"):
+    with pytest.raises(ConfigError, match=r"the preset counted is \{\}; its function must return the settings of a"):
         resolve_run(Source({}, "the command line"), preset="counted")
 
 

@@ -24,10 +24,9 @@ from typing import Any, TypeVar, get_origin
 
 from manyheads.catalogue import PLUGINS
 from manyheads.cli.main import EXIT_CODES
-from manyheads.config.build import convert
+from manyheads.config.build import REMOVED, convert
 from manyheads.config.checks import did_you_mean
 from manyheads.config.describe import kind_of, show_value
-from manyheads.config.build import REMOVED
 from manyheads.config.files import Source, dotted_names, field_types, from_dotted, list_names
 from manyheads.config.options import REQUIRED, CommandPage, names_of
 from manyheads.errors import ConfigError

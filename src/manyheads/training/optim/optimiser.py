@@ -210,7 +210,7 @@ def _marked(model: nn.Module, marker: str) -> set[int]:
         usual = ("weight",) if isinstance(module, nn.Embedding) and marker == "without_decay" else ()
         for name in getattr(module, marker, usual):
             behind = parametrize.is_parametrized(module, name)
-            value = module.parametrizations[name] if behind else getattr(module, name)  # type: ignore[union-attr,index]
+            value = module.parametrizations[name] if behind else getattr(module, name)  # type: ignore[index]
             found |= {id(one) for one in (value.parameters() if isinstance(value, nn.Module) else (value,))}
     return found
 
