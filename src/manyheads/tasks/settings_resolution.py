@@ -313,7 +313,7 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
 
 def _of_preset(name: str, *sized: str) -> RunConfig:
     """Raises: ConfigError: the function of a plug-in's preset fails, or returns no settings of a run."""
-    config = made_by(PRESETS, name, *sized)
+    config: RunConfig = made_by(PRESETS, name, *sized)
     if not hasattr(config, "run_dir"):
         raise ConfigError(f"the preset {name} is {config!r}; its function must return the settings of a run.")
     return config
