@@ -19,12 +19,12 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
-from manyheads.errors import ConfigError
+from manyheads.errors import ConfigError, ManyHeadsError
 
 T = TypeVar("T")
 GROUP = "manyheads"
@@ -35,11 +35,13 @@ ModelTask = Literal["translation", "language-modelling", "classification", "span
 
 
 def load(reference: Any) -> Any:
-    """Return what `module:attribute` names; anything but a string is returned as it is."""
+    """Return what `module:attribute` or `module.attribute` names; anything but a string is returned as it is."""
     if not isinstance(reference, str):
         return reference
-    module, _, attribute = reference.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    module, colon, attribute = reference.partition(":")
+    if not colon:
+        module, _, attribute = reference.rpartition(".")
+    return getattr(importlib.import_module(module or attribute), attribute)
 
 
 class Table(Mapping[str, T], Generic[T]):
@@ -111,13 +113,30 @@ class Table(Mapping[str, T], Generic[T]):
                 self.refused[name] = error
                 continue
             self._origins[name] = origin
+            where = f"the {self.kind} {name} of the plug-in {origin}"
             try:
-                self._entries[name] = load(entry)
-            except Exception as error:
-                self.refused[name] = ConfigError(
-                    f"the {self.kind} {name} of the plug-in {origin} cannot be imported from {entry}:"
-                    f" {type(error).__name__}: {error}"
-                )
+                loaded = load(entry)
+                flaw = _FLAWS[self.kind](name, loaded)
+            except (Exception, SystemExit) as error:
+                flaw = f"cannot be imported from {entry}: {type(error).__name__}: {error}"
+            if flaw:
+                self.refused[name] = ConfigError(f"{where} {flaw}")
+            else:
+                self._entries[name] = loaded
+
+
+def made_by(table: Table[Callable[..., T]], name: str, *arguments: Any) -> T:
+    """Call an entry. Raises: ConfigError: it is a plug-in's and raises another error than a `ManyHeadsError`."""
+    try:
+        return table[name](*arguments)
+    except ManyHeadsError:
+        raise
+    except Exception as error:
+        if (origin := table.origin(name)) is None:
+            raise
+        raise ConfigError(
+            f"the {table.kind} {name} of the plug-in {origin} fails: {type(error).__name__}: {error}"
+        ) from error
 
 
 class Lazy(Mapping[str, T], Generic[T]):
@@ -175,7 +194,7 @@ def entries_of(module: str) -> Mapping[str, Any]:
     """
     try:
         entries = load(f"{module}:MANYHEADS")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"the plug-in {module} cannot be imported: {type(error).__name__}: {error}. It must be a module on Python's"
             " path (PYTHONPATH) with a dictionary MANYHEADS, such as"
@@ -184,6 +203,63 @@ def entries_of(module: str) -> Mapping[str, Any]:
     if not isinstance(entries, Mapping) or not all(isinstance(name, str) and "." in name for name in entries):
         raise ConfigError(f"MANYHEADS of the plug-in {module} must be a dictionary of TABLE.NAME -> entry.")
     return entries
+
+
+def _flaw_of_architecture(name: str, entry: Any) -> str:
+    if not isinstance(entry, Architecture):
+        return f"is {entry!r}; it must be a catalogue.Architecture."
+    if entry.task not in MODEL_TASKS:
+        return f"is for the task {entry.task!r}; it must be one of {', '.join(MODEL_TASKS)}."
+    return _flaw_of_config(name, entry.config, "architecture")
+
+
+def _flaw_of_score(name: str, entry: Any) -> str:
+    flaw = _flaw_of_config(name, entry, "kind")
+    return flaw or ("" if callable(getattr(entry, "score", None)) else f"is {entry!r}, which has no method score.")
+
+
+def _flaw_of_config(name: str, config: Any, tag: str) -> str:
+    """Return why a class is no config whose field `tag` names it; "" if it is one."""
+    named = {}
+    if isinstance(config, type) and is_dataclass(config):
+        named = {item.name: item.default for item in fields(config)}
+    if tag not in named:
+        return f"has the config {config!r}; it must be a dataclass with a field {tag}: Literal[{name!r}] = {name!r}."
+    if named[tag] != name:
+        return f"has the config {config!r}, whose field {tag} is {named[tag]!r}; both names must be the same."
+    return ""
+
+
+def _flaw_of_task(name: str, entry: Any) -> str:
+    if not isinstance(entry, Task):
+        return f"is {entry!r}; it must be a catalogue.Task."
+    if entry.model_task not in MODEL_TASKS:
+        return f"is for models of {entry.model_task!r}; they must be of {', '.join(MODEL_TASKS)}."
+    return ""
+
+
+def _flaw_of_function(name: str, entry: Any) -> str:
+    return "" if callable(entry) else f"is {entry!r}; it must be a function or a class."
+
+
+def _flaw_of_format(name: str, entry: Any) -> str:
+    named = getattr(entry, "name", None)
+    if not hasattr(entry, "architectures"):
+        return f"is {entry!r}; it must be an extras.exports.Format."
+    return "" if named == name else f"is named {named!r}; both names must be the same."
+
+
+_FLAWS: dict[str, Callable[[str, Any], str]] = {
+    "architecture": _flaw_of_architecture,
+    "score": _flaw_of_score,
+    "task": _flaw_of_task,
+    "preset": _flaw_of_function,
+    "logger": _flaw_of_function,
+    "peer": _flaw_of_function,
+    "format": _flaw_of_format,
+    "protocol": _flaw_of_function,
+}
+"""Kind -> a function of the name and the entry of a plug-in, which returns why it is no such entry; "" if it is one."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -66,12 +67,20 @@ def _without_removed(values: dict[str, Any], section: str, mistakes: list[tuple[
         last = rest or head
         if (section and name == full) or not isinstance(inner, Mapping) or last not in inner:
             continue
-        if inner[last] != neutral:
+        if not _is_neutral(inner[last], neutral):
             remedy = f"it is no longer there; set it to {neutral!r}, or leave it out."
             mistakes.append((name, f"{name} is {_shown(inner[last])}, but {remedy}"))
         others = {key: value for key, value in inner.items() if key != last}
         values = {**values, head: others} if rest else others
     return values
+
+
+def _is_neutral(value: Any, neutral: Any) -> bool:
+    """Whether a value, which the command line gives as text, is the neutral one."""
+    if isinstance(value, str) and isinstance(neutral, float):
+        with suppress(ValueError):
+            value = float(value)
+    return bool(value == neutral)
 
 
 def _origin(path: str, sources: Sequence[Source]) -> str:

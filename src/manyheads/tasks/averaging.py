@@ -206,7 +206,7 @@ def average_run(
             example=usage_example(task, languages),
         ),
         more=load(HOOKS["shortlist"]).files(source),
-        task=task_of_folder(str(folder)),
+        task=task_of_folder(str(folder), strictly=True),
         languages=languages,
         replace=replace,
     )

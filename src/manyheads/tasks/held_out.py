@@ -21,18 +21,29 @@ if TYPE_CHECKING:
     from manyheads.text.sides import LanguagePair
 
 
-def task_of_folder(name: str) -> str | None:
+def task_of_folder(name: str, *, strictly: bool = False) -> str | None:
     """Return the task that the folder of a model, a run or prepared data records; None: it is no such folder.
 
     Folders of older versions record no task. There a parser's task is in `task.json`, a run on the duplication task
     names it as its data, and for all other models the architecture decides.
+
+    Args: strictly: refuse a task that is recorded and unknown, such as one of a plug-in that is not there.
+
+    Raises: ConfigError: see strictly.
     """
     path = Path(name)
     for folder in (path / "model", path):
         record = json_or_empty(folder / "config.json")
         task = record.get("task")
         if task is not None:
-            return task if isinstance(task, str) and task in TASKS else None
+            if isinstance(task, str) and task in TASKS:
+                return task
+            if strictly:
+                raise ConfigError(
+                    f"{folder / 'config.json'} records the task {task!r}, which is unknown; there are"
+                    f" {', '.join(TASKS)}. If it is a plug-in's, install the plug-in, or give --plugin."
+                )
+            return None
         entry = ARCHITECTURES.get(str(record.get("architecture")))
         if entry is not None:
             if _is_duplication(folder.absolute().parent) or _is_duplication(path):

@@ -11,7 +11,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, SIZED_BY_PRECISION, TASKS, ModelTask
+from manyheads.catalogue import (
+    ARCHITECTURES,
+    MODEL_TASKS,
+    PRESETS,
+    RUNS,
+    SIZED_BY_PRECISION,
+    TASKS,
+    ModelTask,
+    made_by,
+)
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import not_among
 from manyheads.config.files import Source, field_types, load_yaml, to_plain
@@ -20,7 +29,7 @@ from manyheads.data.settings import shares_of
 from manyheads.errors import ConfigError, ModelFileError
 from manyheads.files.verify import file_sha256, read_object
 from manyheads.models.hub import resolve_model_path
-from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, run_file, run_section, task_of_folder
+from manyheads.tasks.held_out import COPY_TASK, EMBEDDED, json_or_empty, run_file, run_section, task_of_folder
 from manyheads.training.settings import RunConfig
 
 _NOT_SIZES = ("dropout", "attention_dropout")
@@ -224,7 +233,7 @@ def resolve_run(
         sources.insert(-1, _of_architecture(architecture, sources, found))
     if not base and not found and not typed.section("data").get("path"):
         raise ConfigError(_NOTHING.format(presets=", ".join(PRESETS)))
-    kind = _kind_of_run(sources, found)
+    kind = _kind_of_task(_kind_of_run(sources, found), preset, sources[0])
     # Without its preset or a file, the rest of a run may contain mistakes that the user did not write.
     if is_complete:
         try:
@@ -305,7 +314,7 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
     sources = []
     if preset is not None and preset in PRESETS:
         sized = [precision] if preset in SIZED_BY_PRECISION else []
-        sources.append(Source(to_plain(PRESETS[preset](*sized)), f"preset {preset}"))
+        sources.append(Source(to_plain(_of_preset(preset, *sized)), f"preset {preset}"))
     elif preset is not None:
         mistakes.append(not_among("there is no preset", preset, PRESETS))
     named = [(Path(name), True) for name in files]
@@ -324,6 +333,14 @@ def _base(typed: Source, preset: str | None, files: Sequence[str], precision: st
         except ConfigError as error:
             mistakes.append(str(error))
     return sources
+
+
+def _of_preset(name: str, *sized: str) -> RunConfig:
+    """Raises: ConfigError: the function of a plug-in's preset fails, or returns no settings of a run."""
+    config: RunConfig = made_by(PRESETS, name, *sized)
+    if not hasattr(config, "run_dir"):
+        raise ConfigError(f"the preset {name} is {config!r}; its function must return the settings of a run.")
+    return config
 
 
 def _unused_vocabulary(typed: Source, config: RunConfig) -> list[str]:
@@ -431,9 +448,27 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
         if isinstance(name, str):
             named.setdefault(name, source.name)
             if name not in RUNS:
-                mistakes.append(not_among(f"{source.name}: model.architecture is", name, RUNS))
+                plugins = json_or_empty(Path(source.name).parent / "model" / "config.json").get("plugins")
+                message = not_among(f"{source.name}: model.architecture is", name, RUNS)
+                if isinstance(plugins, list) and plugins:
+                    message += f" The run needs {', '.join(map(str, plugins))}: install it, or give --plugin."
+                mistakes.append(message)
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")
     kind: type[RunConfig] = RUNS[next((name for name in named if name in RUNS), next(iter(RUNS)))]
     return kind
+
+
+def _kind_of_task(usual: type[RunConfig], preset: str | None, first: Source) -> type[RunConfig]:
+    """The config class of a task with settings of its own: of a preset's object, or as a run's folder records it.
+
+    Args: usual: the class for the model. first: the settings of the preset, or of the run that is continued.
+    """
+    kind = usual
+    if preset is not None and preset in PRESETS and first.name == f"preset {preset}":
+        kind = type(_of_preset(preset))
+    elif Path(first.name).name == "config.yaml" and (folder := Path(first.name).parent / "model").is_dir():
+        task = task_of_folder(str(folder), strictly=True)
+        kind = TASKS[task].config if task is not None and TASKS[task].run is not None else usual
+    return kind if issubclass(kind, usual) else usual

@@ -227,6 +227,12 @@ REFUSED: dict[str, tuple[Any, Tokenizer | None, str, str]] = {
         "onnx",
         "ext_len 2",
     ),
+    "no encoder layer": (
+        TransformerConfig(**SIZES, **{**LAYERS, "num_encoder_layers": 0}, **VOCAB),
+        TOKENIZER,
+        "onnx",
+        "num_encoder_layers 0",
+    ),
     "a Reformer that translates": (ReformerSeq2SeqConfig(**SIZES, **LAYERS, **VOCAB), TOKENIZER, "onnx", "cannot hold"),
     "a chart parser in a browser": (
         replace(ARCHITECTURES["transformer-spans"].presets["debug"], vocab_size=60),

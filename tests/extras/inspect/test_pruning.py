@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +19,27 @@ from manyheads.models.reformer.config import SEQ2SEQ_PRESETS
 from manyheads.models.transformer.config import PRESETS, TransformerConfig
 from manyheads.models.transformer_xl.config import TransformerXLConfig
 from manyheads.nn.attention.settings import AdditiveAttentionConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MappedAttentionConfig:
+    """A score of another package: queries go through a map that all heads share, and each head has a factor."""
+
+    kind: Literal["mapped"] = "mapped"
+
+    def score(self, num_heads: int, head_dim: int) -> torch.nn.Module:
+        class MappedScore(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.map = torch.nn.Linear(head_dim, head_dim)
+                self.factor = torch.nn.Parameter(torch.rand(num_heads, 1, 1) + 0.5)
+
+            def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+                scores: torch.Tensor = self.factor * (self.map(query) @ key.transpose(-1, -2))
+                return scores
+
+        return MappedScore()
+
 
 REMOVED = ("encoder.0.self:0", "encoder.1.self:0,1", "decoder.0.self:0", "decoder.0.cross:1", "decoder.1.cross:1")
 
@@ -74,6 +95,17 @@ def test_a_pruned_translator_equals_the_masked_one(changes: dict[str, Any], tmp_
         torch.testing.assert_close(again.body(source, lengths, target), pruned, atol=0, rtol=0)
     twice = prune(again, parse_heads(["encoder.0.self:1"], again.config))
     assert twice.config.encoder_heads == (2, 2)
+
+
+def test_a_score_of_another_package_keeps_what_all_heads_share() -> None:
+    model = translator(attention=MappedAttentionConfig())
+    source, lengths, target = inputs()
+    removed = parse_heads(REMOVED, model.config)
+    smaller = prune(model, removed)
+    with torch.no_grad():
+        with masked_heads(model, masks_without(model, removed)):
+            masked = model.body(source, lengths, target)
+        torch.testing.assert_close(smaller.body(source, lengths, target), masked, atol=1e-5, rtol=0)
 
 
 def _check_steps(model: Any, source: torch.Tensor, lengths: torch.Tensor, target: torch.Tensor) -> None:

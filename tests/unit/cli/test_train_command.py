@@ -98,6 +98,15 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         assert expected in joined
 
 
+def test_a_removed_setting_is_taken_at_its_neutral_value() -> None:
+    for value in ("0", "0.0"):
+        _, config = read_arguments(["--preset", "debug", "--training.r_drop", value])
+        assert config == read_arguments(["--preset", "debug"])[1]
+    said = "the command line: training.r_drop is '5', but it is no longer there; set it to 0.0, or leave it out."
+    assert mistakes("--preset", "debug", "--training.r-drop", "5") == [said]
+    assert any("There is no option --optimiser.r-drop" in one for one in mistakes("--optimiser.r_drop", "0"))
+
+
 def test_adam_does_not_take_the_weight_decay_of_muon(tmp_path: Path) -> None:
     [said] = mistakes("--preset", "demo", "--optimiser.name", "adam")
     assert said.startswith("optimiser.name is adam (the command line), but optimiser.weight_decay 0.1 (preset demo) is")

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, TASKS, load
+from manyheads.catalogue import ARCHITECTURES, MODEL_TASKS, PRESETS, RUNS, TASKS, Task, load
 from manyheads.cli.commands.task_commands import _fitting, parse_for_task
+from manyheads.config.files import Source, to_yaml
 from manyheads.errors import ConfigError
 from manyheads.extras.research.duplication_task.objective import DuplicationObjective
 from manyheads.extras.research.presets import duplication
 from manyheads.tasks.held_out import task_of_folder
+from manyheads.tasks.language_modelling.settings import TextConfig
+from manyheads.tasks.settings_resolution import resolve_run
 from manyheads.training.run.objective import open_objective
 
 
@@ -80,6 +83,62 @@ def test_a_model_records_its_task(tmp_path: Path, task: str) -> None:
 def test_a_task_that_this_version_does_not_know(tmp_path: Path, task: object) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "transformer", "task": task}))
     assert task_of_folder(str(tmp_path)) is None
+    for command in ("evaluate", "score"):  # and is not taken for the architecture's usual task
+        with pytest.raises(ConfigError, match=r"is unknown; there are translation.* install the plug-in, or give"):
+            parse_for_task(command, [str(tmp_path)])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CountingConfig(TextConfig):
+    """The settings of a task of its own."""
+
+    @property
+    def task(self) -> str:  # type: ignore[override]
+        return "counting"
+
+
+def counting_preset() -> CountingConfig:
+    given = PRESETS["xl-debug"]()
+    return CountingConfig(**{item.name: getattr(given, item.name) for item in dataclasses.fields(given)})
+
+
+@pytest.fixture
+def _counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = TASKS["text"]
+    counting = Task("bytes", text.folders, text.model_task, run=CountingConfig)
+    monkeypatch.setattr(TASKS, "_entries", {**TASKS._entries, "counting": counting})
+    monkeypatch.setattr(PRESETS, "_entries", {**PRESETS._entries, "counted": counting_preset})
+
+
+@pytest.mark.usefixtures("_counting")
+def test_a_preset_of_a_task_with_settings_of_its_own_begins_a_run_that_is_continued(tmp_path: Path) -> None:
+    typed = Source({"run_dir": str(tmp_path), "seed": 7}, "the command line")
+    begun = resolve_run(typed, preset="counted")
+    assert type(begun) is CountingConfig
+    assert (begun.task, begun.seed) == ("counting", 7)
+    (tmp_path / "config.yaml").write_text(to_yaml(begun))
+    (tmp_path / "model").mkdir()
+    record = {"architecture": "transformer-xl", "task": "counting"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(record))
+    assert resolve_run(Source({"run_dir": str(tmp_path)}, "the command line")) == begun
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**record, "task": "tallying"}))
+    with pytest.raises(ConfigError, match="records the task 'tallying', which is unknown"):
+        resolve_run(Source({"run_dir": str(tmp_path)}, "the command line"))
+
+
+@pytest.mark.usefixtures("_counting")
+def test_a_preset_that_returns_no_settings_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PRESETS, "_entries", {**PRESETS._entries, "counted": dict})
+    with pytest.raises(ConfigError, match=r"the preset counted is \{\}; its function must return the settings of a"):
+        resolve_run(Source({}, "the command line"), preset="counted")
+
+
+def test_a_run_whose_architecture_is_missing_names_its_plugin(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model:\n  architecture: bag\n")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"architecture": "bag", "plugins": ["newcomers"]}))
+    with pytest.raises(ConfigError, match="The run needs newcomers: install it, or give --plugin"):
+        resolve_run(Source({"run_dir": str(tmp_path)}, "the command line"))
 
 
 @pytest.mark.parametrize(

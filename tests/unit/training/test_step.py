@@ -254,6 +254,21 @@ def test_the_vectors_of_additive_scores_are_no_matrix_of_a_map() -> None:
     assert [id(one) for one in split_by_decay(score)[1]] == [id(score.score_weight)]
 
 
+def test_parameters_behind_a_parametrization() -> None:
+    """The matrix of a weight-normalised layer decays, the lengths of its rows and a table that is computed do not."""
+    layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 6))
+    table = torch.nn.utils.parametrizations.orthogonal(torch.nn.Embedding(4, 4))
+    decayed, spared = split_by_decay(torch.nn.Sequential(table, layer))
+    lengths, directions = layer.parametrizations.weight.parameters(recurse=False)
+    assert lengths.shape == (6, 1)
+    assert [id(one) for one in decayed] == [id(directions)]
+    wanted = [*table.parametrizations.weight.parameters(), lengths, layer.bias]
+    assert {id(one) for one in spared} == {id(one) for one in wanted}
+    optimiser = build_optimiser(layer, OptimiserSettings(name="muon", learning_rate=1e-3))
+    assert isinstance(optimiser, MuonWithAdam)
+    assert optimiser.matrices == {id(directions)}
+
+
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 @pytest.mark.parametrize("kind", ["penalties", "relative bias"])
 def test_numbers_for_distances_belong_to_muon_and_do_not_decay(name: str, kind: str) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, get_origin
 
 from manyheads.catalogue import PLUGINS
 from manyheads.cli.main import EXIT_CODES
-from manyheads.config.build import convert
+from manyheads.config.build import REMOVED, convert
 from manyheads.config.checks import did_you_mean
 from manyheads.config.files import Source, dotted_names, field_types, from_dotted, list_names
 from manyheads.config.options import REQUIRED, CommandPage, kind_of, names_of, show_value
@@ -248,7 +248,7 @@ def make_parser(
 
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
     several = {name for one in settings for name in list_names(one, architecture=architecture)}
-    for name in _dotted(settings, architecture):
+    for name in [*_dotted(settings, architecture), *([] if complete else _removed(settings, architecture))]:
         # With underscores for completion, as the help page has them; else with dashes, see `_tokens`.
         shown = name if complete and "." in name else name.replace("_", "-")
         number: dict[str, Any] = {"nargs": "?", "const": True, "action": _Once}
@@ -260,6 +260,12 @@ def make_parser(
 
 def _dotted(settings: Sequence[type], architecture: str) -> list[str]:
     return list(dict.fromkeys(name for one in settings for name in dotted_names(one, architecture=architecture)))
+
+
+def _removed(settings: Sequence[type], architecture: str) -> list[str]:
+    """The settings of earlier versions, which are accepted at their neutral values; see `REMOVED`."""
+    sections = {name.partition(".")[0] for name in _dotted(settings, architecture)}
+    return [name for name in REMOVED if name.partition(".")[0] in sections]
 
 
 def read(
@@ -300,7 +306,8 @@ def read(
         mistakes.append(f"Unexpected argument{'s' * (len(rest) > 1)}: {', '.join(map(repr, rest))}.")
     options = vars(found)
     wants_help = options.pop("help", False)
-    given = {name: options.pop(f"setting {name}") for name in names if f"setting {name}" in options}
+    known_names = [*names, *_removed(settings, architecture)]
+    given = {name: options.pop(f"setting {name}") for name in known_names if f"setting {name}" in options}
     for one in _options(cls):
         if options.get(one.path) in (_NO_VALUE, []):
             mistakes.append(f"{one.names[0]} needs a value.")

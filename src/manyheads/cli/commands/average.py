@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from manyheads.cli.command_line.parsing import command
+from manyheads.cli.command_line.parsing import command, program
 from manyheads.cli.lines.output import check_model_output
 from manyheads.cli.process import echo
 from manyheads.config.options import CommandPage, argument, option
@@ -55,7 +55,7 @@ def run(options: AverageOptions) -> int:
     echo(f"averaged {which} {', '.join(map(str, steps))}) of {folder} into {output}")
     with suppress(ConfigError):  # a run without its config.yaml
         data, _ = own_data(str(folder))
-        echo(f"next: manyheads evaluate {output} --data {data}{_as_read_by(folder)}")
+        echo(f"next: {program()} evaluate {output} --data {data}{_as_read_by(folder)}")
     return 0
 
 

@@ -84,7 +84,7 @@ def _messages(command: str, words: Mapping[str, str], message: str) -> dict[str,
 
 def _recorded(arguments: Sequence[str]) -> Iterator[str]:
     for argument in arguments:
-        if not argument.startswith("-") and (found := task_of_folder(argument)) is not None:
+        if not argument.startswith("-") and (found := task_of_folder(argument, strictly=True)) is not None:
             yield found
 
 
@@ -95,7 +95,7 @@ def _of_hub(command: str, arguments: Sequence[str]) -> str | None:
     if given.wants_help or Path(model).exists() or not is_hub_name(model):
         return None
     with suppress(ModelFileError):  # loading the model reports the reason, after the options are checked
-        return task_of_folder(str(resolve_model_path(model)))
+        return task_of_folder(str(resolve_model_path(model)), strictly=True)
     return None
 
 

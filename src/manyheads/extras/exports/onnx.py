@@ -81,6 +81,11 @@ def write(model: Path, target: Path, options: ExportOptions) -> list[str]:
     config = read_config(model)
     check_architecture("onnx", config.architecture)
     check_held("the format onnx", config, HOLDS[config.architecture], "model.")
+    if config.architecture == "transformer" and config.num_encoder_layers == 0:
+        raise ConfigError(
+            "the format onnx cannot hold a model with model.num_encoder_layers 0, whose encoder's graph has no mask; it"
+            " needs at least 1. Use --to transformers, or manyheads itself."
+        )
     module: Any = load(model).eval()
     check_size(module)
     if config.architecture == "transformer":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from manyheads.distributed.wrap import part_of, whole
 from manyheads.errors import CheckpointError
@@ -188,9 +189,10 @@ def split_by_decay(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parame
 
     A module names its parameters of two axes and more that are no matrices of a linear layer in the attribute
     `without_decay`, or in `muon_without_decay` if they belong to Muon all the same. A matrix that is an embedding
-    anywhere has no decay, even if it is also a tied output matrix.
+    anywhere has no decay, even if it is also a tied output matrix. Of a tensor with a parametrization the parameters
+    behind it count; of weight normalisation the lengths of rows have no decay.
     """
-    kept_whole = _marked(model, "without_decay") | _marked(model, "muon_without_decay")
+    kept_whole = _marked(model, "without_decay") | _marked(model, "muon_without_decay") | _lengths(model)
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for parameter in model.parameters():
@@ -207,8 +209,20 @@ def _marked(model: nn.Module, marker: str) -> set[int]:
     for module in model.modules():
         usual = ("weight",) if isinstance(module, nn.Embedding) and marker == "without_decay" else ()
         for name in getattr(module, marker, usual):
-            value = getattr(module, name)
+            behind = parametrize.is_parametrized(module, name)
+            value = module.parametrizations[name] if behind else getattr(module, name)  # type: ignore[index]
             found |= {id(one) for one in (value.parameters() if isinstance(value, nn.Module) else (value,))}
+    return found
+
+
+def _lengths(model: nn.Module) -> set[int]:
+    """Return the ids of the smaller parameters of tensors that are computed from several, as weight_norm's are."""
+    found: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, parametrize.ParametrizationList) and not module.is_tensor:
+            originals = list(module.parameters(recurse=False))
+            most = max((one.numel() for one in originals), default=0)
+            found |= {id(one) for one in originals if one.numel() < most}
     return found
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from manyheads.catalogue import LOGGERS
+from manyheads.catalogue import LOGGERS, made_by
 from manyheads.config.checks import not_among
 from manyheads.errors import ConfigError, DataError, ManyHeadsError, MissingExtraError, SaveError
 from manyheads.evaluation.reading import show_perplexity
@@ -404,7 +404,7 @@ def callbacks_of(chosen: object) -> list[tuple[str, Any]]:
             continue
         if name is one and name not in LOGGERS:
             raise ConfigError(not_among("there is no logger", name, LOGGERS))
-        callback = LOGGERS[name]() if name is one else one
+        callback = made_by(LOGGERS, name) if name is one else one
         if isinstance(callback, type) or not any(callable(getattr(callback, method, None)) for method in _METHODS):
             raise ConfigError(
                 f"{callback!r} is no callback: an object is needed that has one of the methods {', '.join(_METHODS)}."

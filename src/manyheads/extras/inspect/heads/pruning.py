@@ -52,22 +52,6 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model", bound=Seq2Seq | LanguageModel)
 
-# The axis of heads in each parameter of an attention module, by the first part of its name; out_proj has it in its
-# weight only.
-_AXES = {
-    "q_proj": 0,
-    "k_proj": 0,
-    "v_proj": 0,
-    "out_proj": 1,
-    "score": 0,
-    "relative_bias": 0,
-    "position_proj": 0,
-    "content_bias": 0,
-    "position_bias": 0,
-    "distance_embedding": 1,
-    "distance_bias": 1,
-}
-
 
 @torch.no_grad()
 def prune(model: Model, removed: Collection[Head]) -> Model:
@@ -108,14 +92,17 @@ def prune(model: Model, removed: Collection[Head]) -> Model:
 
 
 def _copy_heads(old: nn.Module, new: nn.Module, kept: Sequence[int]) -> None:
-    """Copy the weights of some heads into a smaller attention module of the same kind."""
+    """Copy the weights of some heads into a smaller attention module of the same kind.
+
+    A parameter belongs to heads along the axis that is shorter in the smaller module; without one, to all together.
+    """
     before = dict(old.named_parameters())
     for name, parameter in new.named_parameters():
-        if name == "out_proj.bias":  # of all heads together
+        shape = before[name].shape
+        axis = next((place for place, size in enumerate(parameter.shape) if size != shape[place]), None)
+        if axis is None:
             parameter.copy_(before[name])
             continue
-        axis = _AXES[name.partition(".")[0]]
-        shape = before[name].shape
         by_head = before[name].view(*shape[:axis], cast(int, old.num_heads), -1, *shape[axis + 1 :])
         chosen = by_head.index_select(axis, torch.tensor(kept, device=parameter.device))
         parameter.copy_(chosen.flatten(axis, axis + 1))
@@ -188,7 +175,7 @@ def prune_folder(name: str, removed: Sequence[str], output: Path, *, replace: bo
         tokenizer=tokenizer_of_folder(source),
         generation=read_settings(source, DecodingSettings if translates else GenerationSettings),
         more=load_entry(HOOKS["shortlist"]).files(source),
-        task=task_of_folder(str(source)),
+        task=task_of_folder(str(source), strictly=True),
         languages=read_languages(source),
         replace=replace,
     )
