@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 
 
 class _Path(NamedTuple):

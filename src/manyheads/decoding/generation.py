@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from manyheads.decoding.greedy_and_sampling import Repetition, draw
+from manyheads.decoding.inputs_and_results import Stop, check_finite, check_stop, padded
 from manyheads.decoding.settings import GenerationSettings, drawing_options, pattern_grammar
-from manyheads.decoding.text_ids import Stop, check_finite, check_stop, padded
 from manyheads.errors import RequestError
 from manyheads.nn.kernels import policy
 from manyheads.seeding import derive_seed

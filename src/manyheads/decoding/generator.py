@@ -13,6 +13,7 @@ import torch
 
 from manyheads.catalogue import shown_as
 from manyheads.decoding.generation import Continuation, Generation, PrefixCache, TextSteps, token_limit
+from manyheads.decoding.inputs_and_results import check_texts, cut_batches, map_batches
 from manyheads.decoding.model_runner import (
     ModelRunner,
     Precision,
@@ -28,14 +29,13 @@ from manyheads.decoding.settings import (
     pattern_grammar,
     read_settings,
 )
-from manyheads.decoding.text_ids import check_texts, cut_batches, map_batches
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import LanguageModel
 from manyheads.models.pretrained import load, save_pretrained, unmixed
 from manyheads.text.of_folder import load_vocabulary
 
 if TYPE_CHECKING:
-    from manyheads.decoding.text_ids import Stop
+    from manyheads.decoding.inputs_and_results import Stop
     from manyheads.models.ensemble import LanguageEnsemble
     from manyheads.text.vocabulary import Vocabulary
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.decoding.inputs_and_results import Hypothesis, check_finite, check_stop
 from manyheads.decoding.settings import DecodingSettings, drawing_options
-from manyheads.decoding.text_ids import Hypothesis, check_finite, check_stop
 from manyheads.nn.kernels import policy
 from manyheads.nn.kernels.topk import highest
 from manyheads.nn.kernels.topk import top_k as largest_first

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manyheads.decoding.text_ids import Candidate, Hypothesis, Translation, is_degenerate
+from manyheads.decoding.inputs_and_results import Candidate, Hypothesis, Translation, is_degenerate
 from manyheads.text.sides import TAG, Side, TranslationTokenizer, can_force
 from manyheads.text.words import AFTER, BEFORE, LETTER, has_words, hide, is_loose, kept_index, stands, unhide
 

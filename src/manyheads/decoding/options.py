@@ -287,7 +287,7 @@ class DecodingOptions(_options_of(DecodingSettings)):  # type: ignore[misc]
                 )
             values |= {"length_penalty": self.lenpen, "length_penalty_kind": "power"}
         if self.forced_prefix is not None and tokenizer is not None:
-            from manyheads.decoding.text_ids import prefix_ids
+            from manyheads.decoding.inputs_and_results import prefix_ids
 
             values["forced_prefix_ids"] = prefix_ids(self.forced_prefix, tokenizer.target)
         return values

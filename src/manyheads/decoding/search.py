@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import (
-    RULES,
-    Grammar,
-    Rules,
-    SearchProblem,
-    SearchSteps,
-    length_limits,
-    run_to_end,
-)
-from manyheads.decoding.text_ids import (
+from manyheads.decoding.inputs_and_results import (
     Hypothesis,
     OnProgress,
     Stop,
@@ -31,6 +22,15 @@ from manyheads.decoding.text_ids import (
     cut_batches,
     map_batches,
     padded,
+)
+from manyheads.decoding.search_problem import (
+    RULES,
+    Grammar,
+    Rules,
+    SearchProblem,
+    SearchSteps,
+    length_limits,
+    run_to_end,
 )
 from manyheads.errors import RequestError
 from manyheads.nn.kernels.topk import top_k

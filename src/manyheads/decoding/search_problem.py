@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, overload
 import torch
 from torch import Tensor
 
-from manyheads.decoding.text_ids import Hypothesis
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.nn.kernels import policy
 
 if TYPE_CHECKING:

@@ -13,6 +13,14 @@ import torch
 
 from manyheads.catalogue import HOOKS
 from manyheads.catalogue import load as load_entry
+from manyheads.decoding.inputs_and_results import (
+    OnProgress,
+    check_target_limit,
+    encode_texts,
+    fit,
+    source_limit,
+    with_end,
+)
 from manyheads.decoding.model_runner import (
     ModelRunner,
     Precision,
@@ -31,7 +39,6 @@ from manyheads.decoding.settings import (
     overridden,
     pattern_grammar,
 )
-from manyheads.decoding.text_ids import OnProgress, check_target_limit, encode_texts, fit, source_limit, with_end
 from manyheads.errors import ConfigError, ModelFileError, RequestError
 from manyheads.models.composites import Seq2Seq
 from manyheads.models.pretrained import load, read_languages, save_pretrained, unmixed
@@ -39,8 +46,8 @@ from manyheads.models.protocols import Searchable
 from manyheads.text.sides import IntoLanguage, LanguagePair, TranslationTokenizer, check_target, tag_of
 
 if TYPE_CHECKING:
+    from manyheads.decoding.inputs_and_results import EngineName, Hypothesis, SearchEngine, Stop
     from manyheads.decoding.kept_texts import KeptTexts
-    from manyheads.decoding.text_ids import EngineName, Hypothesis, SearchEngine, Stop
 
 
 class Reranker(Protocol):
@@ -299,7 +306,7 @@ class TranslationModel(RunsModel[Searchable]):
         paths = [path] if isinstance(path, str | Path) else list(path)
         if not paths:
             raise ConfigError("an ensemble needs at least one model, but the list of paths is empty.")
-        from manyheads.decoding.text_ids import engine_named, open_engine
+        from manyheads.decoding.inputs_and_results import engine_named, open_engine
         from manyheads.models.ensemble import Ensemble
         from manyheads.text.of_folder import load_tokenizer
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack, overload
 import torch
 
 from manyheads.catalogue import HOOKS, load, shown_as
-from manyheads.decoding.text_ids import (
+from manyheads.decoding.inputs_and_results import (
     Candidate,
     OnProgress,
     Scored,

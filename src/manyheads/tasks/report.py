@@ -14,7 +14,7 @@ from manyheads.decoding.settings import DecodingSettings, drawing_options
 from manyheads.files.verify import json_text
 
 if TYPE_CHECKING:
-    from manyheads.decoding.text_ids import Scored
+    from manyheads.decoding.inputs_and_results import Scored
     from manyheads.decoding.translator import Translator
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class LineWork(Generic[T]):
         source: the items.
         work: number of a block's first item, from 0, and the block -> its lines.
         identity: what the lines depend on besides the input, as plain data.
-        names: what messages call an item -> the file that it is a line of; see `decoding.text_ids.naming_lines`.
+        names: what messages call an item -> the file that it is a line of; see `naming_lines`.
     """
 
     source: Source[T]

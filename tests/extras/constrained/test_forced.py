@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.decoding.inputs_and_results import SearchStopped
 from manyheads.decoding.search_problem import BeamRules, SearchProblem
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import SearchStopped
 from manyheads.decoding.translator import Translator
 from manyheads.extras.constrained.forced import forced_search, translate_forced
 from manyheads.text.settings import TokenizerSettings

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from manyheads.catalogue import build_model
+from manyheads.decoding.inputs_and_results import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.kept_texts import restored, show
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis, Translation, is_degenerate
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError
 from manyheads.extras.documents import translating

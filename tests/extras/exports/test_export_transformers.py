@@ -106,11 +106,13 @@ def test_a_reformer_becomes_its_own_class(tmp_path: Path) -> None:
         },
         **{"within_bucket": False, "correct_duplicates": False, "look_across_rounds": True, "wrap": True},
         **{"local_wrap": True, "num_hashes": 1, "hash_seed": 3, "shared_rotations": True, "pad_to_chunks": True},
+        ff_chunk_len=7,
     )
     done = export_model(model, tmp_path / "out", TO)
     assert done.check.deviation < 5e-5
-    [note] = done.notes
-    assert "model.lm_head.decoder.bias = model.lm_head.bias" in note
+    notes = "\n".join(done.notes)
+    assert "model.lm_head.decoder.bias = model.lm_head.bias" in notes
+    assert "no multiple of chunk_size_feed_forward (7); from_pretrained(FOLDER, chunk_size_feed_forward=0)" in notes
     import_folder(tmp_path / "out", tmp_path / "again")
     again = portable_state(load(tmp_path / "again"))
     for name, tensor in portable_state(load(model)).items():

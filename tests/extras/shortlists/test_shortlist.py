@@ -14,11 +14,11 @@ from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.data.batch import PairBatch
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.model_runner import inference, pack
 from manyheads.decoding.search import search_all, search_steps
 from manyheads.decoding.search_problem import Grammar, run_to_end
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.shortlists.shortlist import SHORTLIST, Shortlist
 from manyheads.nn.kernels import policy

@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.cli.lines.output import OutputCheck
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_ids import repeats_itself
+from manyheads.decoding.inputs_and_results import repeats_itself
 from manyheads.text.tokenizer import Tokenizer
 
 

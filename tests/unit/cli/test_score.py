@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from manyheads.decoding.text_ids import Scored
+from manyheads.decoding.inputs_and_results import Scored
 from manyheads.decoding.translator import Translator
 from manyheads.tasks.report import score_line
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from naive_search import naive_beam_search
 
 from manyheads.decoding import search_problem
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.search import beam_search_steps, search_all, search_steps
 from manyheads.decoding.search_problem import BeamRules, SearchProblem, length_limits, run_to_end
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 from manyheads.nn.kernels import policy
 
 IDS: dict[str, int] = {"pad_id": 0, "bos_id": 1, "eos_id": 2}

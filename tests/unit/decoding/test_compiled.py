@@ -11,10 +11,10 @@ from torch import Tensor
 from manyheads.catalogue import build_model
 from manyheads.decoding import model_runner
 from manyheads.decoding.generator import Generator
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.model_runner import CompiledSteps, inference, narrow, pack
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import Hypothesis
 from manyheads.errors import RequestError
 from manyheads.models.composites import Seq2Seq
 from manyheads.models.ensemble import Ensemble, LanguageEnsemble

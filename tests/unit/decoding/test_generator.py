@@ -12,8 +12,8 @@ from manyheads.catalogue import build_model
 from manyheads.decoding.generation import Ending
 from manyheads.decoding.generator import Generator
 from manyheads.decoding.greedy_and_sampling import Repetition, draw
+from manyheads.decoding.inputs_and_results import SearchStopped
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_ids import SearchStopped
 from manyheads.errors import ConfigError, NonFiniteError, RequestError
 from manyheads.models.composites import LanguageModel
 from manyheads.models.decoder.config import DecoderConfig

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from manyheads.decoding import search_problem
 from manyheads.decoding.greedy_and_sampling import draw
+from manyheads.decoding.inputs_and_results import SearchStopped, cut_batches
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings, check_ids
-from manyheads.decoding.text_ids import SearchStopped, cut_batches
 from manyheads.errors import NonFiniteError, RequestError
 from manyheads.nn.kernels.topk import highest, top_k
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.catalogue import build_model
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.kept_texts import restored, show
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 from manyheads.decoding.translator import Translator
 from manyheads.extras.documents.terms import translate_with_phrases
 from manyheads.models.transformer import config as presets

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from naive_search import naive_beam_search, naive_marian_search
 
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.search import search_all
 from manyheads.decoding.search_problem import Marian5Rules, MarianRules
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 
 # As Marian has them: EOS first, padding last and given to the decoder first.
 PAD, EOS = 6, 0

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from manyheads.decoding.inputs_and_results import Hypothesis
 from manyheads.decoding.search import search_all, search_steps
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import Hypothesis
 
 IDS = {"pad_id": 0, "bos_id": 1, "eos_id": 2}
 SOURCES = [[3, 4, 2], [5, 2], [6, 6, 6, 2], [4, 2], [3, 2], [5, 6, 2], [4, 4, 2], [6, 2], [3, 5, 2]]

@@ -23,7 +23,7 @@ from manyheads.cli.records import describe_folder
 from manyheads.config.files import to_plain
 from manyheads.data.translation.prepared import prepare_corpus
 from manyheads.data.translation.preparing import PairList
-from manyheads.decoding.text_ids import SearchStopped
+from manyheads.decoding.inputs_and_results import SearchStopped
 from manyheads.distributed.group import Group
 from manyheads.errors import CheckpointError, ConfigError, DataError, NonFiniteError, RequestError, SaveError
 from manyheads.extras.planning.first_step import first_step

@@ -29,8 +29,8 @@ from manyheads.cli.lines.output import (
 from manyheads.cli.process import echo, set_up_machine
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import LinesOf, OnBadUtf8, ReadReport, read_blocks
+from manyheads.decoding.inputs_and_results import tell_bad_lines
 from manyheads.decoding.options import EnsembleOptions, GenerationOptions, SearchDeviceOptions
-from manyheads.decoding.text_ids import tell_bad_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError, DataError

@@ -165,7 +165,7 @@ def _is_model(folder: Path) -> bool:
 def _evaluate(arguments: Sequence[str]) -> int:
     """Evaluate. Returns: the exit code."""
     from manyheads.cli.lines.output import LineWriter, check_files
-    from manyheads.decoding.text_ids import tell_bad_lines
+    from manyheads.decoding.inputs_and_results import tell_bad_lines
     from manyheads.files.verify import json_text
 
     set_up_machine()

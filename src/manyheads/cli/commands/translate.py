@@ -29,9 +29,9 @@ from manyheads.cli.watching.phases import showing_if_long
 from manyheads.config.checks import at_least, check
 from manyheads.config.options import CommandPage, Shared, argument, group, option, refuse_given
 from manyheads.data.lines import LinesOf, OnBadUtf8, Progress, phase_progress
+from manyheads.decoding.inputs_and_results import EngineName, engine_named
 from manyheads.decoding.options import DecodingOptions, RerankingOptions, TranslationDeviceOptions
 from manyheads.decoding.settings import load_settings, overridden
-from manyheads.decoding.text_ids import EngineName, engine_named
 from manyheads.distributed.sharded_lines import is_sharded, model_identity
 from manyheads.errors import ConfigError, RequestError
 from manyheads.files.verify import json_text
@@ -39,7 +39,7 @@ from manyheads.models.hub import is_hub_name, resolve_model_path
 from manyheads.tasks.held_out import task_of_folder
 
 if TYPE_CHECKING:
-    from manyheads.decoding.text_ids import Translation
+    from manyheads.decoding.inputs_and_results import Translation
     from manyheads.decoding.translator import Translator
     from manyheads.tasks.report import LineWork
 
@@ -434,7 +434,7 @@ class TranslationLines:
         self._check.see(number, source, text)
 
     def _text(self, source: str, one: Translation) -> str:
-        from manyheads.decoding.text_ids import one_line
+        from manyheads.decoding.inputs_and_results import one_line
 
         return one_line(one.text)
 

@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 from manyheads.cli.process import StoppedBySystem, echo
 from manyheads.config.checks import did_you_mean
 from manyheads.data.lines import Source, describe
-from manyheads.decoding.text_ids import counted_truncations, naming_lines, repeats_itself, tell_bad_lines
+from manyheads.decoding.inputs_and_results import counted_truncations, naming_lines, repeats_itself, tell_bad_lines
 from manyheads.distributed import sharded_lines
 from manyheads.distributed.process import this_process
 from manyheads.errors import CheckpointError, ConfigError, DataError, ManyHeadsError, SaveError

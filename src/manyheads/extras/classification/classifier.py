@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from manyheads.decoding.text_ids import encode_texts, fit
+from manyheads.decoding.inputs_and_results import encode_texts, fit
 from manyheads.errors import ConfigError, RequestError, refuse_nan
 from manyheads.extras.classification.encoder_with_head import EncoderEnsemble, EncoderWithHead, RunsEncoder
 from manyheads.extras.classification.labelled_store import LabelledStore, eval_labelled

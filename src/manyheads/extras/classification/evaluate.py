@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.catalogue import HOOKS, load
 from manyheads.data.lines import GivenItems, Progress, phase_progress
-from manyheads.decoding.text_ids import counted_truncations, naming_lines
+from manyheads.decoding.inputs_and_results import counted_truncations, naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError

@@ -115,7 +115,7 @@ def _resolve(config: ClassificationConfig, data: LabelledData) -> Classification
 
 @dataclass(frozen=True)
 class SyntheticRun(SyntheticTokenRun):
-    """Texts of random ids; see `training.plan.planner.SyntheticTokenRun`."""
+    """Texts of random ids; see `training.run.objective.SyntheticTokenRun`."""
 
     config: ClassificationConfig
     unit = "texts"

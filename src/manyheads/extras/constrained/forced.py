@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
-from manyheads.decoding.text_ids import (
+from manyheads.decoding.inputs_and_results import (
     Hypothesis,
     check_finite,
     check_stop,
@@ -28,6 +27,7 @@ from manyheads.decoding.text_ids import (
     source_limit,
     with_end,
 )
+from manyheads.decoding.search_problem import RULES, SearchProblem, length_limits
 from manyheads.text.sides import Side, TranslationTokenizer, can_force
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from manyheads.decoding.text_ids import with_end
+from manyheads.decoding.inputs_and_results import with_end
 from manyheads.extras.documents.parts import Part, Tag, Text
 from manyheads.models.ensemble import averaged_models
 from manyheads.nn.attention.observing import attentions_of

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.data.lines import read_lines
-from manyheads.decoding.text_ids import is_degenerate
+from manyheads.decoding.inputs_and_results import is_degenerate
 from manyheads.errors import DataError
 from manyheads.text.words import begins, hide, stands, unhide
 

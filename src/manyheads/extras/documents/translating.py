@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from manyheads.decoding.inputs_and_results import Hypothesis, Translation, is_degenerate, source_limit
 from manyheads.decoding.kept_texts import (
     MOST_STAND_INS,
     Shown,
@@ -18,7 +19,6 @@ from manyheads.decoding.kept_texts import (
     restored,
     show,
 )
-from manyheads.decoding.text_ids import Hypothesis, Translation, is_degenerate, source_limit
 from manyheads.extras.constrained.forced import translate_forced
 from manyheads.extras.documents.parts import Document, Part, Text
 from manyheads.extras.documents.placing import Sentence, align, place, sentences_of, split_at_clauses, unchanged

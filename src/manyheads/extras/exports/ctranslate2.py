@@ -5,7 +5,7 @@ positions are written out, as CTranslate2's own start at position 1 and have oth
 token get a bias of -10,000 on their logits, since CTranslate2 does not ban them; so its log-probabilities are those of
 the other tokens alone. Its length penalty is length ** p without EOS.
 
-CTranslate2 as the engine of a `Translator`: `decoding.engines`.
+CTranslate2 as the engine of a `Translator`: `decoding.inputs_and_results.SearchEngine`.
 
 The export is kept beside the model, in MODEL.ctranslate2/CHECKSUM, or in the user's cache if that folder cannot be
 written. Only the newest export of a model is kept. Greedy search gives the ids of our own search (up to ties in
@@ -31,9 +31,9 @@ import numpy
 import torch
 from torch import Tensor
 
+from manyheads.decoding.inputs_and_results import Hypothesis, check_stop, cut_batches
 from manyheads.decoding.search_problem import BeamRules, length_limits
 from manyheads.decoding.settings import DecodingSettings, unsupported
-from manyheads.decoding.text_ids import Hypothesis, check_stop, cut_batches
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError, RequestError, SaveError
 from manyheads.extras.exports import Check, ExportOptions, check_architecture
 from manyheads.extras.exports.engine import (
@@ -273,7 +273,7 @@ _READ_FILES = ("config.json", "model.safetensors", "tokenizer.json", "source.spm
 
 
 def open_for(name: str, folder: Path, runs_plainly: str, is_int8: bool) -> CTranslate2Engine | Declined:
-    """See `decoding.engines.open_engine`."""
+    """See `decoding.inputs_and_results.open_engine`."""
     try:
         if runs_plainly:
             kind = "int8" if is_int8 else "float32"
@@ -305,7 +305,7 @@ class Declined:
 
 
 class CTranslate2Engine:
-    """A search engine; see `decoding.engines.SearchEngine`.
+    """A search engine; see `decoding.inputs_and_results.SearchEngine`.
 
     Args:
         is_automatic: take a search only if all options are supported and a measurement shows that it is faster.

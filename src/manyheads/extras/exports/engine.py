@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from manyheads.decoding.inputs_and_results import with_end
 from manyheads.decoding.search import search_all
 from manyheads.decoding.settings import DecodingSettings
-from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError, MissingExtraError, ModelFileError
 from manyheads.extras.exports import EXPORTS, Check, ExportOptions, NotComparedError
 from manyheads.files.commit import write_folder
@@ -60,7 +60,7 @@ def tokenizer_of(model: Path, name: str) -> TranslationTokenizer:
 def never_produced(writer: Side) -> tuple[int, ...]:
     """Return the target ids that our search never produces: padding, and the start token unless it is EOS (fairseq).
 
-    The search of `decoding.constraints` bans the same ids.
+    The search (`search_problem.Constraints`) bans the same ids.
     """
     return tuple(sorted({writer.pad_id, writer.bos_id} - {writer.eos_id}))
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizer
 
-from manyheads.decoding.text_ids import encode_texts, with_end
+from manyheads.decoding.inputs_and_results import encode_texts, with_end
 from manyheads.errors import DataError, ModelFileError, RequestError
 from manyheads.files.verify import read_object
 from manyheads.models.hub import resolve_model_path

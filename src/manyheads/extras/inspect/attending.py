@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.catalogue import ARCHITECTURES
 from manyheads.decoding.generation import READ_AT_ONCE
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_ids import encode_texts, with_end
+from manyheads.decoding.inputs_and_results import encode_texts, with_end
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ModelFileError, RequestError
 from manyheads.extras.inspect.drawings.attention import AttentionView, attention_view
@@ -25,7 +25,7 @@ from manyheads.models.pretrained import read_config
 from manyheads.nn.attention.observing import attentions_of, buckets_of
 
 if TYPE_CHECKING:
-    from manyheads.decoding.text_ids import EngineName
+    from manyheads.decoding.inputs_and_results import EngineName
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _DIGITS = "₀₁₂₃₄₅₆₇₈₉"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES
-from manyheads.decoding.text_ids import check_texts
+from manyheads.decoding.inputs_and_results import check_texts
 from manyheads.decoding.translator import Translator
 from manyheads.errors import DataError, RequestError, refuse_nan
 from manyheads.extras.classification.encoder_with_head import RunsEncoder

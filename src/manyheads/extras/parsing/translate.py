@@ -14,7 +14,7 @@ from manyheads.cli.lines.output import LineWriter, converse, greet, is_conversat
 from manyheads.cli.process import echo
 from manyheads.config.options import given_options, refuse_given
 from manyheads.data.lines import LinesOf, Progress, phase_progress
-from manyheads.decoding.text_ids import Translation, one_line
+from manyheads.decoding.inputs_and_results import Translation, one_line
 from manyheads.distributed.process import local_device
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import ConfigError

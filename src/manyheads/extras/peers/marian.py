@@ -50,8 +50,8 @@ from manyheads.nn.attention.settings import DotProductAttentionConfig
 from manyheads.nn.positions import sinusoidal_table
 
 if TYPE_CHECKING:
+    from manyheads.decoding.inputs_and_results import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.text_ids import Hypothesis
     from manyheads.models.composites import Seq2Seq
     from manyheads.text.sides import TranslationTokenizer
     from manyheads.text.tokenizer import Tokenizer

@@ -238,12 +238,19 @@ class HFReformer(Peer):
     def notes_of_export(cls, config: ReformerConfig) -> list[str]:
         settings = {"shared_rotations": config.shared_rotations, "pad_to_chunks": config.pad_to_chunks}
         off = [f"model.{name}" for name, value in settings.items() if not value]
-        if not off or "lsh" not in config.kinds:
-            return []
-        return [
-            f"transformers computes as with {' and '.join(off)}, which {'is' if len(off) == 1 else 'are'} off in this"
-            " model, so the buckets of texts longer than a chunk differ."
-        ]
+        notes = []
+        if off and "lsh" in config.kinds:
+            notes.append(
+                f"transformers computes as with {' and '.join(off)}, which {'is' if len(off) == 1 else 'are'} off in"
+                " this model, so the buckets of texts longer than a chunk differ."
+            )
+        if config.ff_chunk_len:
+            notes.append(
+                f"transformers refuses texts whose length is no multiple of chunk_size_feed_forward"
+                f" ({config.ff_chunk_len}); from_pretrained(FOLDER, chunk_size_feed_forward=0) takes all, with the same"
+                " numbers."
+            )
+        return notes
 
     def answer(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         [ids] = require(inputs, "ids")

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from manyheads.decoding.inputs_and_results import OnProgress, cut, encode_texts, fit, scored_limit, with_end
 from manyheads.decoding.search_problem import RULES
-from manyheads.decoding.text_ids import OnProgress, cut, encode_texts, fit, scored_limit, with_end
 from manyheads.decoding.translator import score_ids
 from manyheads.errors import ConfigError
 
 if TYPE_CHECKING:
+    from manyheads.decoding.inputs_and_results import Hypothesis, Stop
     from manyheads.decoding.model_runner import ModelRunner
     from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.text_ids import Hypothesis, Stop
     from manyheads.decoding.translation_model import TranslationModel
     from manyheads.models.protocols import Searchable
     from manyheads.text.sides import TranslationTokenizer

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from manyheads.decoding.generation import READ_AT_ONCE, NewToken, PrefixCache, context_settings
+from manyheads.decoding.inputs_and_results import Hypothesis, padded
 from manyheads.decoding.search import search_steps
 from manyheads.decoding.settings import pattern_grammar
-from manyheads.decoding.text_ids import Hypothesis, padded
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.models.protocols import Scorable
 from manyheads.nn.attention.observing import attentions_of
 
 if TYPE_CHECKING:
     from manyheads.decoding.generator import Generator
+    from manyheads.decoding.inputs_and_results import SearchEngine
     from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-    from manyheads.decoding.text_ids import SearchEngine
     from manyheads.decoding.translator import Translator
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import torch
 
 from manyheads.decoding.generation import READ_AT_ONCE, PrefixCache, context_settings
+from manyheads.decoding.inputs_and_results import encode_texts, source_limit, with_end
 from manyheads.decoding.search_problem import length_limits
-from manyheads.decoding.text_ids import encode_texts, source_limit, with_end
 from manyheads.extras.inspect.attending import open_model
 from manyheads.extras.serving.jobs import (
     GenerationBatch,

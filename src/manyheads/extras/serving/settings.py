@@ -12,7 +12,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from manyheads.config.build import build, convert
 from manyheads.config.checks import Range, at_least, between, check, set_tuples
-from manyheads.decoding.text_ids import engine_named
+from manyheads.decoding.inputs_and_results import engine_named
 from manyheads.errors import ConfigError
 from manyheads.files.safe_open import read_stream
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
 
-from manyheads.decoding.text_ids import Hypothesis, SearchStopped, is_degenerate
+from manyheads.decoding.inputs_and_results import Hypothesis, SearchStopped, is_degenerate
 from manyheads.extras.constrained.forced import MOST_BEAMS, translate_forced
 from manyheads.extras.documents.html import read_html
 from manyheads.extras.documents.parts import Document, Text
@@ -25,9 +25,9 @@ from manyheads.extras.serving.jobs import CallBatch, Row
 from manyheads.extras.serving.refusals import too_long
 
 if TYPE_CHECKING:
+    from manyheads.decoding.inputs_and_results import Candidate
     from manyheads.decoding.kept_texts import KeptTexts
     from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.text_ids import Candidate
     from manyheads.extras.serving.served import ServedTranslator
     from manyheads.extras.serving.service import Service
 

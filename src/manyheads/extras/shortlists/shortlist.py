@@ -37,8 +37,8 @@ from manyheads.text.pipeline import has_tokenizer
 
 if TYPE_CHECKING:
     from manyheads.data.lines import Progress
+    from manyheads.decoding.inputs_and_results import Hypothesis
     from manyheads.decoding.settings import DecodingSettings
-    from manyheads.decoding.text_ids import Hypothesis
     from manyheads.text.sides import TranslationTokenizer
 
 SHORTLIST = "shortlist.safetensors"

@@ -19,7 +19,7 @@ from manyheads.data.language.prepared import TextData, open_text
 from manyheads.data.language.segments import SegmentBatch, SegmentStream
 from manyheads.data.store import count_ids
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_ids import SearchStopped
+from manyheads.decoding.inputs_and_results import SearchStopped
 from manyheads.errors import ConfigError, RequestError
 from manyheads.evaluation.likelihood import Likelihood, bits_per, evaluate_text, segments_of
 from manyheads.seeding import derive_seed

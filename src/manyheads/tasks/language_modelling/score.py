@@ -11,7 +11,7 @@ from manyheads.data.language.segments import SegmentBatch
 from manyheads.data.lines import LinesOf, Progress, phase_progress
 from manyheads.decoding.generation import READ_AT_ONCE, context_settings
 from manyheads.decoding.generator import Generator
-from manyheads.decoding.text_ids import OnProgress, Scored, cut_batches, map_batches, padded
+from manyheads.decoding.inputs_and_results import OnProgress, Scored, cut_batches, map_batches, padded
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError, refuse_nan
 from manyheads.tasks.report import LineWork, score_line

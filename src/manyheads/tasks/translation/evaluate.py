@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.data.lines import GivenItems, Progress, describe, phase_progress, read_lines
 from manyheads.data.translation.readers import ReadReport, check_segments, first_suspicious, refuse_documents
-from manyheads.decoding.text_ids import counted_truncations, naming_lines, one_line
+from manyheads.decoding.inputs_and_results import counted_truncations, naming_lines, one_line
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.process import refuse_ranks, this_process
 from manyheads.distributed.sharded_lines import is_sharded, model_identity, run_lines

@@ -20,7 +20,7 @@ from manyheads.data.batch import PackedBatch, PairBatch
 from manyheads.data.corpora import NUM_TRAIN
 from manyheads.data.translation.batches import Segmenting, TrainingStream, eval_batches
 from manyheads.data.translation.prepared import TATOEBA, PreparedData, open_data
-from manyheads.decoding.text_ids import SearchStopped, source_limit
+from manyheads.decoding.inputs_and_results import SearchStopped, source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.errors import ConfigError, DataError, MissingExtraError
 from manyheads.evaluation.bleu import (

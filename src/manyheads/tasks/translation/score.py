@@ -13,7 +13,7 @@ from manyheads.data.lines import GivenItems, Progress, phase_progress
 from manyheads.data.store import PairStore
 from manyheads.data.translation.batches import eval_batches
 from manyheads.data.translation.readers import PairFiles, ReadReport
-from manyheads.decoding.text_ids import cut, fit, scored_limit, source_limit
+from manyheads.decoding.inputs_and_results import cut, fit, scored_limit, source_limit
 from manyheads.decoding.translator import Translator
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import RequestError

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from manyheads.data.lines import Progress, ReadReport, describe, phase_progress, read_lines
 from manyheads.data.translation.prepared import PreparedData
-from manyheads.decoding.text_ids import counted_truncations
+from manyheads.decoding.inputs_and_results import counted_truncations
 from manyheads.distributed.process import refuse_ranks
 from manyheads.errors import ConfigError, DataError
 from manyheads.extras.parsing.brackets import SIGNATURE, BracketScore, ParseReport, judge_trees, judge_written

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from manyheads.data.lines import GivenItems, Progress, ReadReport, describe, phase_progress
-from manyheads.decoding.text_ids import naming_lines
+from manyheads.decoding.inputs_and_results import naming_lines
 from manyheads.distributed.process import refuse_ranks
 from manyheads.distributed.sharded_lines import model_identity
 from manyheads.errors import DataError

@@ -121,7 +121,7 @@ def _difference(own: str | tuple[str, ...], known: str | tuple[str, ...]) -> str
 
 @dataclass(frozen=True)
 class SyntheticRun(SyntheticTokenRun):
-    """Sentences of random features; see `training.plan.planner.SyntheticTokenRun`."""
+    """Sentences of random features; see `training.run.objective.SyntheticTokenRun`."""
 
     config: SpanConfig
     unit = "sentences"

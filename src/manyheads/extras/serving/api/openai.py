@@ -22,8 +22,8 @@ from pydantic import Field
 
 from manyheads import __version__
 from manyheads.decoding.generation import NewToken, context_settings
+from manyheads.decoding.inputs_and_results import with_end
 from manyheads.decoding.settings import GenerationSettings, drawing_options
-from manyheads.decoding.text_ids import with_end
 from manyheads.errors import ConfigError
 from manyheads.extras.serving.api.shared import (
     STREAMED,

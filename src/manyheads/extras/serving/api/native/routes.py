@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from torch import Tensor
 
+from manyheads.decoding.inputs_and_results import encode_texts, scored_limit, with_end
 from manyheads.decoding.settings import GenerationSettings
-from manyheads.decoding.text_ids import encode_texts, scored_limit, with_end
 from manyheads.extras.serving.api.native.translation import (
     AttentionBody,
     GenerateBody,

@@ -14,9 +14,9 @@ from fastapi.responses import Response
 from pydantic import Field
 from torch import Tensor
 
+from manyheads.decoding.inputs_and_results import prefix_ids
 from manyheads.decoding.search_problem import BeamRules
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings
-from manyheads.decoding.text_ids import prefix_ids
 from manyheads.extras.serving.api.shared import (
     Body,
     Ids,
@@ -35,7 +35,7 @@ from manyheads.extras.serving.refusals import Refusal, invalid, openai_error
 from manyheads.extras.serving.texts import KeptRows, Sentence, rejoin, split
 
 if TYPE_CHECKING:
-    from manyheads.decoding.text_ids import Candidate, Hypothesis
+    from manyheads.decoding.inputs_and_results import Candidate, Hypothesis
     from manyheads.extras.serving.served import ServedTranslator
     from manyheads.extras.serving.service import Service
 
