@@ -387,6 +387,7 @@ ROOMS = [
     f"{ARCHITECTURES}.transformer.config",
     f"{ARCHITECTURES}.transformer.model",
     "manyheads.nn.attention.cache",
+    "manyheads.extras.peers",
     f"{ARCHITECTURES}.transformer_xl.config",
     f"{ARCHITECTURES}.transformer_xl.state",
     f"{ARCHITECTURES}.transformer_xl.model",

@@ -38,7 +38,8 @@ def source_of(text: str, function: str) -> tuple[int, int]:
         lines.append(lines[-1] + len(line))
     body: list[ast.stmt] = parsed(text).body
     for name in function.split("."):
-        found = [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "name", None) == name]
+        found = [node for node in body if getattr(node, "name", None) == name]
+        found = found or [node for node in ast.walk(ast.Module(body, [])) if getattr(node, "name", None) == name]
         [node] = [node for node in found if isinstance(node, ast.FunctionDef | ast.ClassDef) and not is_overload(node)]
         body = node.body
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

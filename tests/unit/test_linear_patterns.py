@@ -16,7 +16,11 @@ import pytest
 
 from manyheads.errors import MissingExtraError
 
-PACKAGES = ("data", "extras.documents", "extras.serving", "text")
+PACKAGES = (
+    "data",
+    "text",
+    *(f"extras.{name}" for name in ("documents", "serving", "sgm", "tables", "tmx", "cleaning")),
+)
 FRAGMENTS = (
     "a", "<a", "<a ", "<svg", "\"'", "<a '\"", " \t", "[^", "![", "&#", "a.", "a@", "-", "{{", "{%", "$", "%(", "(",
     "\n ", "class=",

@@ -10,6 +10,7 @@ import torch
 
 from manyheads.catalogue import build_model
 from manyheads.checkpoint.format import save_checkpoint
+from manyheads.cli.command_line.parsing import program
 from manyheads.decoding.settings import load_settings
 from manyheads.decoding.translator import Translator
 from manyheads.models.pretrained import load, portable_state, save_pretrained
@@ -119,4 +120,6 @@ def test_the_next_command_reads_a_text_as_the_run_does(manyheads, run_folder, tm
     ):
         (run_folder / "config.yaml").write_text(config + reading)
         assert manyheads("average", run_folder, "--last", "1", "-o", tmp_path / "a", "--replace") == 0
-        assert capsys.readouterr().out.endswith(f"\nnext: manyheads evaluate {tmp_path / 'a'} --data data/x{options}\n")
+        assert capsys.readouterr().out.endswith(
+            f"\nnext: {program()} evaluate {tmp_path / 'a'} --data data/x{options}\n"
+        )

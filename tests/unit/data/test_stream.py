@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.data.batch import PairBatch, collate
+from manyheads.data.batch import PairBatch
+from manyheads.data.collate import collate
 from manyheads.data.sampler import next_position
 from manyheads.data.settings import DataSettings
 from manyheads.data.store import PairStore

@@ -11,11 +11,10 @@ from bare_models import BareDecoder, BareReformer, BareSeq2Seq, BareXL
 from launches import Launches, as_on_cuda, reads
 
 from manyheads.catalogue import build_model
-from manyheads.decoding import greedy_and_sampling, search
 from manyheads.decoding.greedy_and_sampling import Repetition
 from manyheads.decoding.model_runner import pack
 from manyheads.decoding.search import search_steps
-from manyheads.decoding.search_problem import run_to_end
+from manyheads.decoding.search_problem import SearchProblem, run_to_end
 from manyheads.decoding.settings import DecodingSettings
 from manyheads.errors import ShapeError
 from manyheads.models.reformer.config import SEQ2SEQ_PRESETS as SEQ2SEQ_REFORMERS
@@ -53,8 +52,7 @@ def test_launches_of_a_step_of_decoding(
     with torch.device("meta"):
         model = build_model(config).eval()
         source, lengths = torch.ones(64, 30, dtype=torch.int64), torch.ones(64, dtype=torch.int64)
-    for module in (greedy_and_sampling, search):
-        monkeypatch.setattr(module, "range_of", lambda limits: (100, 100))
+    monkeypatch.setattr(SearchProblem, "range_of", staticmethod(lambda limits: (100, 100)))
     pack(model)
     with torch.inference_mode(), as_on_cuda(), reads(0, size=4), modes.fast():
         steps = search_steps(model, source, lengths, DecodingSettings(num_beams=beams), **IDS)

@@ -14,11 +14,11 @@ from launches import Launches, as_on_cuda, reads
 from torch import Tensor
 
 from manyheads.catalogue import ARCHITECTURES, build_model
-from manyheads.decoding import greedy_and_sampling, search
 from manyheads.decoding.generation import Generation
 from manyheads.decoding.greedy_and_sampling import filtered
 from manyheads.decoding.model_runner import pack
 from manyheads.decoding.search import search_steps
+from manyheads.decoding.search_problem import SearchProblem
 from manyheads.decoding.settings import DecodingSettings, GenerationSettings, drawing_options
 from manyheads.models.transformer.config import TransformerConfig
 from manyheads.nn.kernels import modes, policy
@@ -81,8 +81,7 @@ def test_a_search_reads_every_eighth_step(
     with torch.device("meta"):
         model = build_model(config).eval()
         source, lengths = torch.ones(6, 9, dtype=torch.int64), torch.ones(6, dtype=torch.int64)
-    for module in (greedy_and_sampling, search):
-        monkeypatch.setattr(module, "range_of", lambda limits: (1, 100))
+    monkeypatch.setattr(SearchProblem, "range_of", staticmethod(lambda limits: (1, 100)))
     pack(model)
     settings = DecodingSettings(max_new_tokens=100, **options)
     grammar: Any = Grammar() if has_grammar else None

@@ -55,7 +55,7 @@ def test_projections_have_the_widths_of_the_paper() -> None:
     for attention in (layer.self_attn, layer.cross_attn):
         shapes = [tuple(getattr(attention, f"{name}_proj").weight.shape) for name in ("q", "k", "v", "out")]
         assert shapes == [(24, 16), (24, 16), (12, 16), (16, 12)]
-    assert "heads of 12 (values 6)" in config.options()
+    assert "heads of 12 (values 6)" in config.describe()
 
 
 def test_one_width_alone_leaves_the_other() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.batch import PackedBatch, PackedShape, PairBatch, collate, round_up
+from manyheads.data.batch import PackedBatch, PackedShape, PairBatch
+from manyheads.data.collate import collate, round_up
 from manyheads.data.sampler import EpochBatches, PackedBatches, cut_rows
 from manyheads.errors import DataError
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from manyheads.data.batch import round_up
+from manyheads.data.collate import round_up
 from manyheads.data.sampler import EpochBatches
 from manyheads.errors import ConfigError, DataError
 from manyheads.tasks.data_sets import fewer_tokens, known_sets

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import RowBatch, padded_rows
+from manyheads.data.batch import RowBatch
+from manyheads.data.collate import padded_rows
 from manyheads.data.sampler import by_length
 from manyheads.data.store import IntArray, SideWriter, StoreFormat, TokenSide, sides_from_lists
 from manyheads.errors import DataError

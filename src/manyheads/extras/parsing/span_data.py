@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyheads.data.batch import RowBatch, round_up
+from manyheads.data.batch import RowBatch
+from manyheads.data.collate import round_up
 from manyheads.data.prepared_folder import (
     PreparedFolder,
     open_manifest,

@@ -66,9 +66,8 @@ class Growth:
 
     @property
     def documents(self) -> str:
-        """Those of the vocabulary of a language model."""
-        assert isinstance(self.tokenizer, Vocabulary)
-        return self.tokenizer.documents
+        """Those of the vocabulary of a language model; `none` for a tokenizer of pairs."""
+        return self.tokenizer.documents if isinstance(self.tokenizer, Vocabulary) else "none"
 
     @property
     def settings(self) -> GrowthSettings:

@@ -89,15 +89,19 @@ class TransformerSpanParserConfig:
         check(self, "model.", at_least(0), "tag_weight")
         check(self, "model.", BELOW_ONE, "feature_dropout", "span_dropout")
         if self.d_model % 2:
-            raise ConfigError(f"model.d_model is {self.d_model}; it must be even, because a state has two halves.")
+            raise ConfigError(
+                f"model.d_model is {self.d_model}; it must be even, because a state has two halves.", fields=["d_model"]
+            )
         if not self.window % 2:
             raise ConfigError(
-                f"model.window is {self.window}; it must be odd: as many words on either side, and the word."
+                f"model.window is {self.window}; it must be odd: as many words on either side, and the word.",
+                fields=["window"],
             )
         for name in ("constituents", "tags"):
             names = getattr(self, name)
             if len(set(names)) < len(names) or not all(one.strip() for one in names):
-                raise ConfigError(f"model.{name} has an empty name, or one twice: {', '.join(names)}.")
+                problem = f"model.{name} has an empty name, or one twice: {', '.join(names)}."
+                raise ConfigError(problem, fields=[name])
 
     @property
     def stack(self) -> TransformerConfig:
