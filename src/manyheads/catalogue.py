@@ -187,6 +187,11 @@ def _plugins() -> Mapping[str, list[tuple[str, Any, str]]]:
     return found
 
 
+def origins() -> set[str]:
+    """The names of the plug-ins that are there."""
+    return {origin for entries in _plugins().values() for _, _, origin in entries}
+
+
 def entries_of(module: str) -> Mapping[str, Any]:
     """Return the entries of a plug-in that is not installed: its dictionary `MANYHEADS`, of `TABLE.NAME` -> entry.
 

@@ -5,7 +5,7 @@ The settings of a run from their layers: a preset, files, another architecture, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +20,7 @@ from manyheads.catalogue import (
     TASKS,
     ModelTask,
     made_by,
+    origins,
 )
 from manyheads.config.build import build, resolve
 from manyheads.config.checks import not_among
@@ -244,8 +245,17 @@ def resolve_run(
         except ConfigError as error:
             found.append(str(error))
     if found:
-        raise ConfigError("\n".join(found))
+        raise ConfigError("\n".join([*found, *_missing_plugins(sources)]))
     return config
+
+
+def _missing_plugins(sources: Sequence[Source]) -> Iterator[str]:
+    """Say which plug-ins are not there of those that the model of a run's folder records."""
+    for path in (Path(source.name) for source in sources if Path(source.name).name == "config.yaml"):
+        needed = json_or_empty(path.parent / "model" / "config.json").get("plugins")
+        missing = [str(name) for name in needed if name not in origins()] if isinstance(needed, list) else []
+        if missing:
+            yield f"The run needs {', '.join(missing)}: install it, or give --plugin."
 
 
 def likely_architecture(preset: str | None, files: Sequence[str]) -> str:
@@ -448,11 +458,7 @@ def _kind_of_run(sources: Sequence[Source], mistakes: list[str]) -> type[RunConf
         if isinstance(name, str):
             named.setdefault(name, source.name)
             if name not in RUNS:
-                plugins = json_or_empty(Path(source.name).parent / "model" / "config.json").get("plugins")
-                message = not_among(f"{source.name}: model.architecture is", name, RUNS)
-                if isinstance(plugins, list) and plugins:
-                    message += f" The run needs {', '.join(map(str, plugins))}: install it, or give --plugin."
-                mistakes.append(message)
+                mistakes.append(not_among(f"{source.name}: model.architecture is", name, RUNS))
     if len({RUNS[name] for name in named if name in RUNS}) > 1:
         listed = ", ".join(f"{name} by {where}" for name, where in named.items())
         mistakes.append(f"model.architecture is set twice ({listed}), whose runs have different settings; keep one.")

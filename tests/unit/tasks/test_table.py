@@ -133,8 +133,9 @@ def test_a_preset_that_returns_no_settings_is_named(monkeypatch: pytest.MonkeyPa
         resolve_run(Source({}, "the command line"), preset="counted")
 
 
-def test_a_run_whose_architecture_is_missing_names_its_plugin(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("model:\n  architecture: bag\n")
+@pytest.mark.parametrize("settings", ["architecture: bag", "{architecture: transformer, attention: {kind: cosine}}"])
+def test_a_run_whose_architecture_or_score_is_missing_names_its_plugin(settings: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(f"model:\n  {settings}\n")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({"architecture": "bag", "plugins": ["newcomers"]}))
     with pytest.raises(ConfigError, match="The run needs newcomers: install it, or give --plugin"):
