@@ -304,6 +304,12 @@ def test_biases_by_name() -> None:
         MultiHeadAttention(W, H, bias=("gate_proj",))
 
 
+def test_a_score_that_cannot_be_called_is_refused() -> None:
+    for score in ("cosine", 3):
+        with pytest.raises(ConfigError, match=f"score is {score!r}; it must be a module or a function"):
+            MultiHeadAttention(12, 3, score=score)  # type: ignore[arg-type]
+
+
 def test_a_wrong_width_or_a_tensor_as_mask_is_named() -> None:
     attention = MultiHeadAttention(8, num_heads=2, key_dim=6)
     forward = MultiHeadAttention.forward.__wrapped__  # type: ignore[attr-defined]  # without the tests' own checks

@@ -163,8 +163,8 @@ class MultiHeadAttention(nn.Module):
         rotary: rotates queries and keys by their positions, for self-attention; layers can share it.
 
     Raises: ConfigError: num_heads is below 1, head_dim is None and num_heads does not divide d_model, bias contains
-        another name, relative_bias is for another number of heads, num_kv_heads does not divide num_heads, or rotary
-        is for another head_dim.
+        another name, score cannot be called, relative_bias is for another number of heads, num_kv_heads does not
+        divide num_heads, or rotary is for another head_dim.
     """
 
     _own_scores: ClassVar[bool] = False
@@ -218,6 +218,9 @@ class MultiHeadAttention(nn.Module):
         self.k_proj = Linear(key_dim, inner_key, bias="k_proj" in biased)
         self.v_proj = Linear(value_dim or key_dim, inner_kv, bias="v_proj" in biased)
         self.out_proj = Linear(inner_value, d_model, bias="out_proj" in biased)
+        if score is not None and not callable(score):
+            what = "it must be a module or a function (query, key) -> scores"
+            raise ArgumentError(f"score is {score!r}; {what}.", fields=["score"])
         self.score = score
         if relative_bias is not None:
             relative_bias.check_heads(num_heads)
