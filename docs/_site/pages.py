@@ -214,19 +214,22 @@ def _reference() -> str:
     """Every public name of `manyheads.nn`, by the room that it lives in."""
     os.environ.setdefault("MANYHEADS_TYPECHECK", "0")
     from manyheads import nn
+    from manyheads.catalogue import HOOKS
 
     groups: dict[str, list[str]] = {title: [] for title in GROUPS}
+    paths: dict[str, str] = {}
     for name in nn.__all__:
-        place = nn._LAZY[name].partition(":")[0]
+        place, _, inside = nn._LAZY.get(name, "attention.").partition(":")  # attention of other libraries is an extra's
+        paths[name] = f"manyheads.nn.{place}.{inside or name}"
+        if name not in nn._LAZY:
+            paths[name] = HOOKS[nn._OF_EXTRAS[name]].replace(":", ".")
         fitting = [t for t, room in GROUPS.items() if place == room or place.startswith(f"{room}.") or not room]
         groups[max(fitting, key=lambda title: len(GROUPS[title]))].append(name)
     lines = ["# Reference: manyheads.nn", "", "Every name can be imported from `manyheads.nn`.", ""]
     for title, names in groups.items():
         lines += [f"## {title}", ""]
         for name in names:
-            module, _, inside = nn._LAZY[name].partition(":")
-            lines += [f"### {name} {{ #manyheads.nn.{name} }}", ""]
-            lines += [f"::: manyheads.nn.{module}.{inside or name}", ""]
+            lines += [f"### {name} {{ #manyheads.nn.{name} }}", "", f"::: {paths[name]}", ""]
     return "\n".join(lines)
 
 
