@@ -155,7 +155,7 @@ class Setting:
     Args:
         path: dotted name.
         kind: what a value looks like: `INT`, `noam|cosine`.
-        default: as it would be typed; empty if there is none.
+        default: the default as a user types it; empty if there is none.
         help: a sentence or two.
     """
 

@@ -1,4 +1,4 @@
-"""What every search takes and returns, as plain Python values.
+"""The inputs and results of every search, as plain Python values.
 
 Sentences to ids and to batches: types are checked, texts that are too long are refused or truncated, reported with file
 and line and counted, and rows of different lengths are grouped and padded to one tensor. Results of a search and of a

@@ -1,4 +1,4 @@
-"""What folders record, and the held-out text on which a model is evaluated.
+"""The records of folders, and the held-out text on which a model is evaluated.
 
 A folder of a model, a run or prepared data records its task; a run also its data and its settings. Held-out text is two
 files, prepared data, an embedded corpus, or the run's own data. Nothing here imports torch, because `--help` reads it.

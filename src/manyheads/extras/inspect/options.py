@@ -1,4 +1,4 @@
-"""What the commands `inspect KIND` and `prune` share: options, also of the text on which heads are judged; pictures."""
+"""Options and pictures that the commands `inspect KIND` and `prune` share, and the text on which heads are judged."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ TRANSFORMER = {
     ),
     "positions": ("sinusoidal", "sinusoidal_halves", "learned", "none"),
 }
-"""What all formats of a Transformer hold, as far as they do not narrow it."""
+"""The values of fields that all formats of a Transformer can hold; a format can allow fewer."""
 
 TRANSFORMER_XL = any_of(
     """architecture vocab_size d_model num_heads head_dim layer_heads d_ff num_layers d_embed cutoffs div_value dropout

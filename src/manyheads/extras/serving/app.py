@@ -47,7 +47,7 @@ PROTOCOLS: Table[Callable[[Service], APIRouter]] = Table(
         "documents": f"{_API}.documents:router",
     },
 )
-"""What clients speak, by name: a function from the service to its routes; plug-ins add entries."""
+"""The protocols of clients by name: a function from the service to its routes. Plug-ins can add entries."""
 
 
 def operations(service: Service) -> APIRouter:

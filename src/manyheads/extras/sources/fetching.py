@@ -383,7 +383,7 @@ _DAMAGES = (
     *(zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, lzma.LZMAError),
     *(NotImplementedError, RuntimeError, ValueError, TypeError, OSError),
 )
-"""What zipfile and tarfile raise: of bzip2 an OSError, of a name that is not UTF-8 a ValueError."""
+"""The errors that zipfile and tarfile raise: of bzip2 an OSError, of a name that is not UTF-8 a ValueError."""
 
 
 def is_archive(path: Path) -> bool:

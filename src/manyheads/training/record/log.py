@@ -1,4 +1,4 @@
-"""What a run records: metrics.jsonl, whose bytes do not depend on interruptions, and the plain text log.
+"""The records of a run: metrics.jsonl, whose bytes do not depend on interruptions, and the plain text log.
 
 Callbacks are objects that a run calls with numbers; the loggers of the core are callbacks with names. A run computes
 the same with them and without them: they get records of plain values, and random draws of theirs change no step, which

@@ -30,7 +30,7 @@ KINDS = {
     "schedule": "learning rates over a run",
     "smoothing": "label smoothing: target distributions, and the loss of a confident model",
 }
-"""What -> what it shows."""
+"""The name of each kind, with a sentence about what it shows."""
 
 _FILES = {
     "formulas": ("masks", "segments", "positions", "schedule", "smoothing"),

@@ -1,4 +1,4 @@
-"""What the kernels of attention share: their tiles, rows of a head, and a softmax computed tile by tile.
+"""The parts that kernels of attention share: their tiles, rows of a head, and a softmax computed tile by tile.
 
 Milakov and Gimelshein 2018, arXiv:1805.02867; Dao 2023, arXiv:2307.08691. Scores come multiplied by log2(e), and
 normalisers are base-2 logarithms. A query that sees no key has the result 0.
